@@ -9,6 +9,8 @@ from cafedcl.core.errors import CafedclError
 
 LIKENESS = 0.8
 """From which similarity on two names may be one, between 0 and 1: benign and bening have 0.83."""
+MOST_COMPARED = 200
+"""With more classes than these, comparing all pairs would take long, and nobody types the names."""
 SHORTEST = 4
 """Shorter names are alike by chance."""
 
@@ -61,12 +63,21 @@ def alike_classes(where: object, holders: Mapping[str, Collection[str]]) -> list
 
     Their names differ only by case, or are similar and no client has both.
     """
-    for one, other in combinations(sorted(holders), 2):
-        by_case = one.casefold() == other.casefold()
-        if by_case or (_similar(one, other) and _apart(holders[one], holders[other])):
-            found = " and ".join(_held(name, holders[name]) for name in (one, other))
-            return [f"{where}: the classes {found} count as two; name them alike if they are one"]
+    seen: dict[str, str] = {}
+    for name in sorted(holders):
+        other = seen.setdefault(name.casefold(), name)
+        if other != name:
+            return [_one_or_two(where, holders, other, name)]
+    if len(holders) <= MOST_COMPARED:
+        for one, other in combinations(sorted(holders), 2):
+            if _apart(holders[one], holders[other]) and _similar(one, other):
+                return [_one_or_two(where, holders, one, other)]
     return []
+
+
+def _one_or_two(where: object, holders: Mapping[str, Collection[str]], one: str, other: str) -> str:
+    found = " and ".join(_held(name, holders[name]) for name in (one, other))
+    return f"{where}: the classes {found} count as two; name them alike if they are one"
 
 
 def _similar(one: str, other: str) -> bool:

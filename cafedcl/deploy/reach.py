@@ -5,6 +5,7 @@ from http.client import HTTPConnection, HTTPException
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from cafedcl.core.errors import CafedclError
 from cafedcl.deploy.programs import LOCAL
 
 TIMEOUT = 3.0
@@ -39,7 +40,16 @@ def web_proxy(host: str) -> SplitResult | None:
     found = getproxies().get("https", "")
     if not found or host in LOCAL or proxy_bypass(host):
         return None
-    return urlsplit(found if "://" in found else f"http://{found}")
+    proxy = urlsplit(found if "://" in found else f"http://{found}")
+    try:
+        known = proxy.hostname is not None and proxy.port != 0
+    except ValueError:
+        known = False
+    if not known:
+        raise CafedclError(
+            "HTTPS_PROXY: it is no address of a web proxy, such as http://proxy.example.org:3128"
+        )
+    return proxy
 
 
 def _authorization(proxy: SplitResult) -> dict[str, str]:

@@ -39,3 +39,12 @@ def test_names_of_what_may_be_one_class(holders: dict[str, set[str]], expected: 
 )
 def test_names_of_two_classes(holders: dict[str, set[str]]) -> None:
     assert not alike_classes("photos", holders)
+
+
+def test_many_classes_are_not_compared_in_pairs() -> None:
+    holders = {
+        f"{letter}{'x' * 40}{number}": {str(number)} for number in range(9) for letter in "ab"
+    }
+    many = holders | {f"class {number:05d}": {"North"} for number in range(50_000)}
+    assert not alike_classes("photos", many)
+    assert alike_classes("photos", many | {"CLASS 00001": {"South"}})

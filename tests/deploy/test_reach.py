@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from cafedcl.core.errors import CafedclError
 from cafedcl.deploy.reach import unreachable, web_proxy
 
 VARIABLES = ("https_proxy", "HTTPS_PROXY", "no_proxy", "NO_PROXY")
@@ -84,3 +85,10 @@ def test_hosts_that_are_asked_straight(environment):
     assert web_proxy("fl.example.org").port == 3128
     assert web_proxy("fl.ward") is None
     assert web_proxy("127.0.0.1") is None, "as for the programs that a site starts"
+
+
+@pytest.mark.parametrize("address", ["http://proxy:many", "http://proxy:99999", "http://", ":3128"])
+def test_what_is_no_address_of_a_proxy_is_refused_without_its_password(environment, address):
+    environment.setenv("HTTPS_PROXY", address.replace("http://", "http://ward:pass@"))
+    with pytest.raises(CafedclError, match=r"^HTTPS_PROXY: it is no address of a web proxy"):
+        unreachable("fl.example.org", 8000)

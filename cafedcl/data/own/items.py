@@ -99,9 +99,10 @@ def decode_collection(collection: Collection, options: DataOptions) -> tuple[Dat
     if natural and "" in clients:
         raise CafedclError(f"{where}: some training images have a client and some have none")
     _refuse_broken_groups(where, items, collection.group_kind)
-    holders = {
-        name: {item.client for item in items if item.label == name} - {""} for name in classes
-    }
+    holders: dict[str, set[str]] = {name: set() for name in classes}
+    for item in items:
+        if item.client:
+            holders[item.label].add(item.client)
     remarks += alike_classes(where, holders)
     if collection.group_kind:
         remarks += alike_groups(where, collection.group_kind, (item.group for item in items))

@@ -143,13 +143,6 @@ class Roster(Generic[T]):
 
         Raises an error before that if nobody is missing but those who cannot take part.
         """
-        keys = self.keys.number
-        if 0 < keys < number:
-            raise CafedclError(
-                f"federation.clients = {number}: only {keys} sites have keys that the server "
-                f"admits; set federation.clients = {keys}, or admit the others with "
-                "`cafedcl deploy admit`"
-            )
         began = time.monotonic()
         next_reminder = began + REMINDER
         stuck: float | None = None

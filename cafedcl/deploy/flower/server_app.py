@@ -176,6 +176,14 @@ class GridHost:
         if folder is not None:
             patience = min(patience, RESUME_WAIT)
         wanted = config.federation.clients_wanted
+        keys = roster.keys.number
+        # A resumed run goes on without sites that were removed.
+        if folder is None and 0 < keys < wanted:
+            raise CafedclError(
+                f"federation.clients = {wanted}: only {keys} sites have keys that the server "
+                f"admits; set federation.clients = {keys}, or admit the others with "
+                "`cafedcl deploy admit`"
+            )
         found = roster.wait(wanted, patience)
         if folder is None and len(found) < wanted:
             raise CafedclError(
