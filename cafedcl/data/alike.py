@@ -85,6 +85,9 @@ def _similar(one: str, other: str) -> bool:
     # Classes that are numbered, such as grade 1 and grade 2, are meant to be alike.
     if any(len(name) < SHORTEST or any(map(str.isdigit, name)) for name in both):
         return False
+    # The first letter is rarely mistyped, and a prefix changes the meaning: normal and abnormal.
+    if one.casefold()[0] != other.casefold()[0]:
+        return False
     return SequenceMatcher(None, *both).ratio() >= LIKENESS
 
 

@@ -12,16 +12,16 @@ TIMEOUT = 3.0
 """Seconds that an answer may take."""
 
 
-def unreachable(host: str, port: int) -> str:
+def unreachable(host: str, port: int) -> str | None:
     """Return why nobody answers at an address, through a web proxy if one is set; empty if somebody
-    does.
+    does, and None if only Flower can tell.
     """
     proxy = web_proxy(host)
     connection = HTTPConnection(host, port, timeout=TIMEOUT)
     if proxy is not None:
         if proxy.scheme != "http":
-            return ""  # only Flower speaks its language
-        connection = HTTPConnection(proxy.hostname or "", proxy.port, timeout=TIMEOUT)
+            return None
+        connection = HTTPConnection(proxy.hostname or "", proxy.port or 80, timeout=TIMEOUT)
         connection.set_tunnel(host, port, _authorization(proxy))
     try:
         connection.connect()
@@ -40,16 +40,15 @@ def web_proxy(host: str) -> SplitResult | None:
     found = getproxies().get("https", "")
     if not found or host in LOCAL or proxy_bypass(host):
         return None
-    proxy = urlsplit(found if "://" in found else f"http://{found}")
     try:
-        known = proxy.hostname is not None and proxy.port != 0
+        proxy = urlsplit(found if "://" in found else f"http://{found}")
+        if proxy.hostname and proxy.port != 0:
+            return proxy
     except ValueError:
-        known = False
-    if not known:
-        raise CafedclError(
-            "HTTPS_PROXY: it is no address of a web proxy, such as http://proxy.example.org:3128"
-        )
-    return proxy
+        pass  # its port is no number, or a bracket is missing
+    raise CafedclError(
+        "HTTPS_PROXY: it is no address of a web proxy, such as http://proxy.example.org:3128"
+    )
 
 
 def _authorization(proxy: SplitResult) -> dict[str, str]:

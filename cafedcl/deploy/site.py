@@ -176,6 +176,9 @@ class RunningSite:
         """Say if there is no server, and when there is one."""
         where = f"{self.options.host}:{self.options.port}"
         why = unreachable(self.options.host, self.options.port)
+        if why is None:
+            self.next_probe = float("inf")
+            return
         self.next_probe = time.monotonic() + (PROBE if why else LATER_PROBE)
         if why and not self.was_unreachable:
             say(f"nobody answers at {where} ({why}); trying until the server does")

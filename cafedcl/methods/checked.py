@@ -175,11 +175,13 @@ def weigh(method: "Method", ups: list[Up]) -> Tensor:
 
 def update(method: "Method", state: Tensors, ups: list[Up]) -> Tensors:
     """Return the entries of the state that change; each is like the one before, but may be longer
-    if it is no weight.
+    if it is no weight. An empty one is a placeholder.
     """
     changed = named_tensors(method, "update", method.update(state, ups))
     for name in changed.keys() & state.keys():
         value, before = changed[name], state[name]
+        if not before.numel():
+            continue
         grows = not name.startswith(MODEL) and value.dim() and before.dim()
         fits = value.shape[1:] == before.shape[1:] if grows else value.shape == before.shape
         if not fits:

@@ -33,6 +33,8 @@ def test_names_of_what_may_be_one_class(holders: dict[str, set[str]], expected: 
         {"typical": {"North"}, "atypical": {"North", "South"}},
         {"typical": set(), "atypical": set()},
         {"grade 1": {"North"}, "grade 2": {"South"}},
+        {"normal": {"North"}, "abnormal": {"South"}},
+        {"male": {"North"}, "female": {"South"}},
         {"cat": {"North"}, "car": {"South"}},
         {"melanoma": {"North"}, "naevus": {"South"}},
     ],

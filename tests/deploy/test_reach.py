@@ -74,9 +74,10 @@ def test_a_proxy_that_is_down_is_named(environment):
     assert unreachable("fl.example.org", 8000) == expected
 
 
-def test_only_http_proxies_can_be_asked(environment):
-    environment.setenv("HTTPS_PROXY", "socks5://127.0.0.1:1080")
-    assert unreachable("fl.example.org", 8000) == ""
+@pytest.mark.parametrize("scheme", ["socks5", "https"])
+def test_only_http_proxies_can_be_asked(environment, scheme):
+    environment.setenv("HTTPS_PROXY", f"{scheme}://127.0.0.1:1080")
+    assert unreachable("fl.example.org", 8000) is None
 
 
 def test_hosts_that_are_asked_straight(environment):
@@ -87,7 +88,9 @@ def test_hosts_that_are_asked_straight(environment):
     assert web_proxy("127.0.0.1") is None, "as for the programs that a site starts"
 
 
-@pytest.mark.parametrize("address", ["http://proxy:many", "http://proxy:99999", "http://", ":3128"])
+@pytest.mark.parametrize(
+    "address", ["http://proxy:many", "http://proxy:99999", "http://", "http://[proxy", ":3128"]
+)
 def test_what_is_no_address_of_a_proxy_is_refused_without_its_password(environment, address):
     environment.setenv("HTTPS_PROXY", address.replace("http://", "http://ward:pass@"))
     with pytest.raises(CafedclError, match=r"^HTTPS_PROXY: it is no address of a web proxy"):

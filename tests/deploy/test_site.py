@@ -134,6 +134,17 @@ def test_a_server_that_nobody_can_reach_is_told_once_and_when_it_is_there(site, 
     running.stop()
 
 
+def test_nothing_is_said_of_a_server_that_cannot_be_tried(site, monkeypatch):
+    running = site(["print('warning: enough', flush=True)\n" + STAY], [STAY])
+    running.was_unreachable = None
+    monkeypatch.setattr(module, "unreachable", lambda host, port: None)
+    heard, say = enough_after(1)
+    with pytest.raises(EnoughError):
+        running.watch(say, 0.01)
+    assert heard == ["warning: enough"]
+    running.stop()
+
+
 def test_a_server_that_answers_is_told_once_and_when_it_has_gone(site, monkeypatch):
     heard, say = enough_after(2)
     running = site([STAY], [STAY])

@@ -13,10 +13,13 @@ from cafedcl.config.train_options import TrainOptions
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import pack, unpack
 from cafedcl.export.card import bounded_privacy
+from cafedcl.federation.privacy import check_private_method
 from cafedcl.federation.record_privacy import VISITS, RecordPrivacy
 from cafedcl.methods import find_method, method_names
+from cafedcl.methods.fedavg import FedAvg
 from cafedcl.task.local_schedule import LocalSchedule
 from cafedcl.task.release import Release
+from cafedcl.task.resolve import resolve
 from cafedcl.testing.case import first_difference, result_of
 
 PRIVATE = {"privacy__kind": "records", "privacy__noise": 2.0, "train__iterations": 4}
@@ -182,3 +185,20 @@ def test_withheld_counts_say_nothing_of_the_most_images():
         else:
             with pytest.raises(CafedclError, match=r"release\.counts = withheld: .*use rounded"):
                 ledger.worst(10.0, math.inf)
+
+
+class TenClasses(FedAvg):
+    """A method that cannot be made for other numbers of classes."""
+
+    name = "ten-classes"
+
+    def __init__(self, options, classes, dim, clients=1):
+        if classes != 10:
+            raise ValueError("ten are expected")
+        super().__init__(options, classes, dim, clients)
+
+
+@pytest.mark.parametrize("kind", ["none", "records", "clients"])
+def test_a_method_that_needs_the_number_of_classes_is_checked_later(kind):
+    name = f"{__name__}:TenClasses"
+    check_private_method(resolve({"method": {"name": name}, "privacy": {"kind": kind}}))

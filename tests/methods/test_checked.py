@@ -257,3 +257,11 @@ def test_a_similarity_of_another_shape(tmp_path, monkeypatch):
     image = np.zeros((1, 8, 8, 1), np.uint8)
     with pytest.raises(CafedclError, match=r"its similarity returns NoneType; .* \(1, 10\) is"):
         trained.predict(image)
+
+
+def test_an_empty_entry_of_the_state_is_a_placeholder(tiny, monkeypatch):
+    monkeypatch.setattr(FedAvg, "start", lambda *_: {"server/last": torch.zeros(0)})
+    monkeypatch.setattr(FedAvg, "update", lambda *_: {"server/last": torch.ones(2, 3)})
+    federation = tiny("fedavg")
+    assert not reasons(federation)
+    assert federation.state["server/last"].shape == (2, 3)
