@@ -34,6 +34,7 @@ def methods(
     """List the methods; with a name, show the options and presets of one."""
     from cafedcl.config.options import to_toml
     from cafedcl.methods import find_method, method_names
+    from cafedcl.report.runs import base_method
 
     screen = console()
     if name is None:
@@ -49,9 +50,7 @@ def methods(
     show_options(screen, method.Options, preset, advanced=advanced)
     for title, values in method.presets.items():
         words = ", ".join(f"{key} = {to_toml(value)}" for key, value in values.items())
-        # One's own method is chosen by its module and class.
-        base = method.name if method.name in method_names() else ":".join(name.split(":")[:2])
-        screen.print(f"{base}:{title}  {words}")
+        screen.print(f"{base_method(name)}:{title}  {words}")
 
 
 def source_of(method: "type[Method]") -> str:

@@ -63,11 +63,6 @@ class SiteKeys:
         """How many sites have keys that are admitted; 0 where sites have none."""
         return len(self._names())
 
-    @property
-    def are_known(self) -> bool:
-        """Whether the server knows the sites that there are."""
-        return bool(self._names())
-
     def missing(self, nodes: Iterable[int]) -> list[str]:
         """Return the sites of which none of the nodes has the key."""
         names = self._names()
@@ -151,7 +146,7 @@ class Roster(Generic[T]):
             now = time.monotonic()
             if len(found) >= number or now > began + patience:
                 return list(found.values())
-            all_answered = self.keys.are_known and not self._missing()
+            all_answered = self.keys.number > 0 and not self._missing()
             if not self.refused or not all_answered:
                 stuck = None
             elif stuck is None:
