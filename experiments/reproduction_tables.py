@@ -302,16 +302,19 @@ def tuning_table(result: Mapping[str, Any]) -> str:
             (one for one in its["candidates"] if one["value"] is not None),
             key=lambda one: -one["value"],
         )
-        others = "; ".join(
-            f"{words(one['options'])} {100 * one['value']:.1f}" for one in ordered[1:]
-        )
+        others = [f"{words(one['options'])} {100 * one['value']:.1f}" for one in ordered[1:]]
+        others += [
+            f"{words(one['options'])} without a score"
+            for one in its["candidates"]
+            if one["value"] is None
+        ]
         lines.append(
             [
                 f"`{method}`",
                 title_of(its["score"]),
                 words(its["best"]),
                 f"{100 * its['value']:.1f}",
-                others,
+                "; ".join(others),
             ]
         )
     where = result["environment"]

@@ -183,6 +183,29 @@ def test_how_distillation_was_chosen() -> None:
     )
 
 
+def test_the_weight_of_distillation_without_the_class_prior() -> None:
+    candidates = result("distill-2-tuning")["methods"]["cafedcl:best"]["candidates"]
+    found = {
+        it["options"]["method.lam_distill"]: it["values"]
+        for it in candidates
+        if len(it["options"]) == 1
+    }
+    assert all(len(it["values"]) == 9 for it in candidates)
+
+    def ahead(other: float) -> str:
+        pairs = zip(found[3.0], found[other], strict=True)
+        return with_error([100 * (one - two) for one, two in pairs])
+
+    said(f"3 is ahead of 1 by {ahead(1.0)} points, of 2 by {ahead(2.0)} and of 10 by {ahead(10.0)}")
+    others = [it for it in candidates if len(it["options"]) == 2]
+    assert len(others) == 2
+    assert all(mean(it["values"]) < mean(found[3.0]) for it in others)
+    preset, one = result("resnet-2-tuning")["methods"]["cafedcl:best"]["candidates"]
+    said(f"weight 1 has {100 * one['value']:.1f} after 60 rounds", "it has no score")
+    assert one["options"] == {"method.lam_distill": 1.0}
+    assert preset == {"options": {"method.lam_distill": 3.0}, "value": None, "values": []}
+
+
 def test_without_the_class_prior_and_with_equal_weights() -> None:
     its = result("prior-tuning")["methods"]["cafedcl:best"]
     found = {

@@ -349,6 +349,9 @@ def test_the_larger_network() -> None:
         f"today's preset has {100 * prior[-1]:.1f} there, and the one that ran here "
         f"{100 * tried[0.0]['value']:.1f}:",
     )
+    _, one = result("resnet-2-tuning")["methods"][BEST]["candidates"]
+    said(f"it has {100 * one['value']:.1f} on held-out images after 60 rounds")
+    assert one["options"] == {"method.lam_distill": 1.0}
     assert gap("fednh", "server.client_std") < 0
     assert gap("fednh", "own.client_std") < 0
     assert "FedNH and SphereFed are ahead of a former `cafedcl:best`" in README

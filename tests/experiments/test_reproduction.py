@@ -226,7 +226,7 @@ def test_every_candidate_of_the_tuning_is_shown(page: dict[str, Any], tmp_path: 
         "server: accuracy",
         "`train.lr=0.2`, `method.mu=1.0`",
         "62.5",
-        "`train.lr=0.1` 50.0",
+        "`train.lr=0.1` 50.0; `train.lr=9.0` without a score",
     ]
     assert "3 candidates each, 1 seed; cifar10, iid, a=1; scores on 9 images; a chip" in text
     assert "<code>python x</code>" in text

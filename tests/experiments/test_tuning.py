@@ -273,7 +273,7 @@ def test_the_second_stage_begins_with_the_best_of_the_first(tuning: dict[str, An
 
 BEFORE = {"method.calibrate": 0.5, "method.smoothing": 1.0, "method.weights": "confidence"}
 """What `cafedcl:best` had until tuning_prior.toml."""
-TODAY = {"method.calibrate": 0.0}
+TODAY = {"method.lam_distill": 3.0}
 """The first candidate of a plan from after that."""
 
 
@@ -285,6 +285,7 @@ TODAY = {"method.calibrate": 0.0}
         ("tuning_prior.toml", {"method.own_classes": "held", "method.calibrate": 0.5}),
         ("tuning_prior_resnet.toml", {"method.own_classes": "held", "method.calibrate": 0.5}),
         ("tuning_resnet_2.toml", TODAY),
+        ("tuning_distill_2.toml", TODAY),
         ("tuning_baselines.toml", {}),
     ],
 )
