@@ -58,6 +58,7 @@ class Up:
     model: Mapping[str, Tensor] = field(default_factory=dict)
     notes: Tensors = field(default_factory=dict)
     losses: dict[str, float] = field(default_factory=dict)
+    """The mean of each term of the loss; empty where images are private, for it has no noise."""
     seconds: float = 0.0
 
 

@@ -1,6 +1,6 @@
 """A method under test: small federations of it, and what its losses and replies are."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cafedcl.config.data_options import DataOptions
 from cafedcl.config.sections import Config
@@ -35,6 +36,13 @@ TINY: dict[str, dict[str, Any]] = {
 """Five clients with two classes each, three of them in a round."""
 READERS = ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__")
 """The ways to read a tensor's value."""
+SHAPED_BY_VALUES = (
+    torch.ops.aten.nonzero,
+    torch.ops.aten.masked_select,
+    torch.ops.aten._unique2,
+    torch.ops.aten.unique_dim,
+)
+"""Operations whose result has a shape that depends on values."""
 
 
 class ConformanceError(AssertionError):
@@ -97,7 +105,10 @@ class Case:
     @cached_property
     def replies(self) -> list[Reply]:
         """The replies of all clients in the first round, on the reference engine."""
-        federation = self.begun
+        return self.replies_of(self.begun)
+
+    def replies_of(self, federation: Federation) -> list[Reply]:
+        """Return the replies of all clients of a federation before its first round."""
         engine = ReferenceEngine(federation.task)
         down = Down(0, checked.broadcast(federation.method, federation.state))
         replies = []
@@ -206,9 +217,33 @@ def loss_and_gradient(federation: Federation, batch: Batch, seed: int = 0) -> Te
     }
 
 
+class _FixedShapes(TorchDispatchMode):
+    """Refuses every operation whose result has a shape that depends on values."""
+
+    def __init__(self, refuse: Callable[[], object]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.refuse = refuse
+
+    def __torch_dispatch__(
+        self,
+        operation: Any,
+        _types: object,
+        arguments: tuple[Any, ...] = (),
+        named: dict[str, Any] | None = None,
+    ) -> Any:
+        selects = operation is torch.ops.aten.index.Tensor and any(
+            index is not None and index.dtype in (torch.bool, torch.uint8) for index in arguments[1]
+        )
+        if selects or operation.overloadpacket in SHAPED_BY_VALUES:
+            self.refuse()
+        return operation(*arguments, **(named or {}))
+
+
 @contextmanager
 def no_value_is_read(case: Case) -> Iterator[None]:
-    """Run a block in which reading a tensor's value is an error."""
+    """Run a block in which it is an error to read a tensor's value, or to make a tensor of a shape
+    that depends on values.
+    """
 
     def refuse(*_: object) -> None:
         raise case.fail(
@@ -216,7 +251,14 @@ def no_value_is_read(case: Case) -> Iterator[None]:
             "keep it a tensor: no .item(), no `if`, but torch.where"
         )
 
+    def refuse_shape() -> None:
+        raise case.fail(
+            "its loss makes a tensor whose shape depends on values, so it cannot be replayed; "
+            "instead of selecting rows by x[mask], weight them: x * mask[:, None]"
+        )
+
     with ExitStack() as stack:
         for reader in READERS:
             stack.enter_context(patch.object(torch.Tensor, reader, refuse))
+        stack.enter_context(_FixedShapes(refuse_shape))
         yield

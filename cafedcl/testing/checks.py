@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from cafedcl.config.sections import EngineOptions
-from cafedcl.core.contract import Down, Reply, Up
+from cafedcl.core.contract import Down, Reply
 from cafedcl.core.errors import CafedclError, in_words, nearest
-from cafedcl.core.rng import torch_stream
-from cafedcl.core.tensors import ANCHORS, MODEL, Tensors, pack, under, unpack, without
+from cafedcl.core.tensors import ANCHORS, MODEL, pack, under, unpack, without
 from cafedcl.engine.cpu.groups import stacking_obstacle
 from cafedcl.engine.cpu.messages import Message, result_message, to_result
 from cafedcl.engine.cpu.stacked import StackedClients
@@ -25,7 +24,6 @@ from cafedcl.models.base import Network
 from cafedcl.testing.case import (
     Case,
     ConformanceError,
-    aggregated,
     first_difference,
     result_of,
 )
@@ -34,7 +32,9 @@ from cafedcl.testing.loss_checks import (
     check_no_value_is_read,
     check_only_padding,
     check_padding,
+    check_per_image,
 )
+from cafedcl.testing.server_checks import check_averages, check_order, check_weights
 
 ENGINE_TOLERANCE = 1e-4
 """The largest relative difference between two engines after a round, in float32."""
@@ -113,46 +113,6 @@ def check_reply(case: Case) -> None:
             bad = replace(reply, up=replace(reply.up, **changed))
             if validator.problem(bad) is None:
                 raise case.fail(f"NaN in the {part} of a reply is not noticed")
-
-
-def check_order(case: Case) -> None:
-    """The order in which replies arrive changes the new state by rounding errors only."""
-    federation = case.begun
-    ups = [reply.up for reply in case.replies]
-
-    def after(replies: list[Up]) -> Tensors:
-        # A server that draws random numbers has the same ones in all cases, as in a round.
-        with torch_stream(0, "server", 0):
-            return aggregated(federation.method, federation.state, replies)
-
-    before = {name: value.clone() for name, value in federation.state.items()}
-    one = after(ups)
-    name = first_difference(before, federation.state)
-    if name is not None:
-        raise case.fail(f"`update` changes '{name}' in place; it must return a new tensor")
-    name = first_difference(one, after(ups))
-    if name is not None:
-        raise case.fail(
-            f"the same replies give another '{name}' the second time; what is kept must be in the "
-            "state, and not on `self`"
-        )
-    other = after(ups[::-1])
-    for name, value in one.items():
-        if not torch.allclose(value.double(), other[name].double(), atol=1e-6, rtol=1e-6):
-            raise case.fail(f"the order of replies changes '{name}' of its state")
-
-
-def check_weights(case: Case) -> None:
-    """A reply has the same weight whatever others come with it, if the method says so."""
-    federation = case.begun
-    method = federation.method
-    if not method.separable:
-        return
-    ups = [reply.up for reply in case.replies]
-    together = checked.weigh(method, ups).double()
-    apart = torch.cat([checked.weigh(method, [up]) for up in ups]).double()
-    if not torch.allclose(together, apart, atol=1e-6, rtol=1e-6):
-        raise case.fail("`weigh` depends on the replies beside one; set `separable = False`")
 
 
 def check_census(case: Case) -> None:
@@ -321,9 +281,11 @@ CHECKS: dict[str, Callable[[Case], None]] = {
     "no chance": check_no_chance,
     "padding": check_padding,
     "only padding": check_only_padding,
+    "per image": check_per_image,
     "reply": check_reply,
     "order": check_order,
     "weights": check_weights,
+    "averages": check_averages,
     "census": check_census,
     "rounds ahead": check_rounds_ahead,
     "broadcast": check_broadcast,

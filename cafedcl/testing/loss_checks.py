@@ -78,3 +78,32 @@ def check_no_value_is_read(case: Case) -> None:
         patch.object(method, "constants", guarded(method.constants)),
     ):
         loss_and_gradient(federation, batch_of(federation, 4))
+
+
+def check_per_image(case: Case) -> None:
+    """The loss is a mean over single images and nothing but weights is sent, if the method says so.
+
+    Privacy of images limits what each image adds to a step, which is all that an image may change.
+    """
+    if not case.begun.method.per_image:
+        return
+    for reply in case.replies:
+        if reply.up.tensors:
+            raise case.fail(
+                f"it sends '{min(reply.up.tensors)}' besides the weights; set `per_image = False`, "
+                "so that privacy of images refuses it"
+            )
+    federation = case.after_one_round
+    batch = batch_of(federation, 6)
+    whole = under("gradient of ", loss_and_gradient(federation, batch))
+    single = []
+    for image in range(len(batch.y)):
+        one = Batch(batch.x[image, None], batch.y[image, None], batch.weight[image, None])
+        single.append(under("gradient of ", loss_and_gradient(federation, one)))
+    for name, value in whole.items():
+        mean = torch.stack([gradient[name] for gradient in single]).mean(0)
+        if not torch.allclose(value, mean, atol=1e-10, rtol=1e-9):
+            raise case.fail(
+                f"the gradient of '{name}' over several images is not the mean of those over one; "
+                "set `per_image = False`, so that privacy of images refuses it"
+            )

@@ -6,7 +6,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cafedcl.extend import Batch, FedAvg, Field, Network, Tensors, Up, Visit, option
+from cafedcl.extend import (
+    Averages,
+    Batch,
+    ClassMeans,
+    FedAvg,
+    Field,
+    Network,
+    Tensors,
+    Up,
+    Visit,
+    option,
+)
 
 
 class Nameless(FedAvg):
@@ -139,6 +150,75 @@ class WeighsByShare(FedAvg):
         return torch.softmax(super().weigh(ups), 0)
 
 
+class WeighsMore(FedAvg):
+    averages = Averages(most=1.0)
+
+
+class CountsReplies(FedAvg):
+    averages = Averages()
+
+    def start(self, model: Network) -> Tensors:
+        return {"anchors/replies": torch.zeros(1)}
+
+    def update(self, state: Tensors, ups: list[Up]) -> Tensors:
+        return {"anchors/replies": torch.ones(1) * len(ups)}
+
+
+class SendsMeans(FedAvg):
+    """Sends a weighted mean per class, and the server adds them up."""
+
+    averages = Averages(classes=ClassMeans("mean", "mass", most=float("inf")))
+
+    def start(self, model: Network) -> Tensors:
+        return {"anchors/mean": torch.zeros(self.classes, 1)}
+
+    def fields(self, model: Network) -> dict[str, Field]:
+        return {"mean": Field((1,)), "mass": Field(())}
+
+    def summarize(self, model: Network, visit: Visit) -> tuple[Tensors, Tensors]:
+        held = visit.client.holds
+        mass = visit.client.counts[held]
+        return {"classes": held, "mean": mass[:, None] / 100, "mass": mass}, {}
+
+    def update(self, state: Tensors, ups: list[Up]) -> Tensors:
+        rows = [torch.zeros(self.classes, 1).index_add(0, *self.row(up)) for up in ups]
+        return {"anchors/mean": torch.stack(rows).sum(0)}
+
+    def row(self, up: Up) -> tuple[Tensor, Tensor]:
+        return up.tensors["classes"], up.tensors["mean"]
+
+
+class SendsHeavyMeans(SendsMeans):
+    averages = Averages(classes=ClassMeans("mean", "mass"))
+
+
+class SendsMeansAndMore(SendsMeans):
+    averages = Averages(classes=ClassMeans("mean"))
+
+    def row(self, up: Up) -> tuple[Tensor, Tensor]:
+        return up.tensors["classes"], up.tensors["mean"] * up.tensors["mass"][:, None]
+
+
+class LooksAtTheWholeBatch(FedAvg):
+    per_image = True
+
+    def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
+        z = self.embed(model, batch.x)
+        mean = (z * batch.weight[:, None]).sum(0) / batch.weight.sum().clamp_min(1)
+        return {**super().loss(model, batch, visit), "mean": mean.square().sum()}
+
+
+class SendsMoreThanWeights(SendsMeans):
+    per_image = True
+
+
+class SelectsImages(FedAvg):
+    def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
+        counts = batch.weight > 0
+        z = self.embed(model, batch.x)[counts]
+        return {**super().loss(model, batch, visit), "size": z.square().sum() / batch.weight.sum()}
+
+
 class SlowsDown(FedAvg):
     def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
         return {"ce": super().loss(model, batch, visit)["ce"] * (1 - visit.progress)}
@@ -233,6 +313,14 @@ BROKEN: dict[type[FedAvg], tuple[str, str]] = {
     SendsSomethingElse: ("reply", "'mean' has shape (3,), expected (2,); see `fields`"),
     FirstComeFirstServed: ("order", "the order of replies changes 'server/first'"),
     WeighsByShare: ("weights", "depends on the replies beside one; set `separable = False`"),
+    WeighsMore: ("averages", "more than `averages.most` = 1"),
+    CountsReplies: ("averages", "'anchors/replies' of its state does not follow from the means"),
+    SendsMeans: ("averages", "'anchors/mean' of its state does not follow from the means"),
+    SendsHeavyMeans: ("averages", "more than `averages.classes.most` = 1"),
+    SendsMeansAndMore: ("averages", "`update` fails with one reply that is the mean of all"),
+    LooksAtTheWholeBatch: ("per image", "over several images is not the mean of those over one"),
+    SendsMoreThanWeights: ("per image", "it sends 'classes' besides the weights"),
+    SelectsImages: ("no value is read", "instead of selecting rows by x[mask], weight them"),
     SlowsDown: ("rounds ahead", "of its state depends on the number of rounds"),
     UpdatesInPlace: ("order", "`update` changes 'server/rounds' in place"),
     Rolls: ("no chance", "'ce' differs when it is computed again"),
