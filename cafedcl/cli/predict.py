@@ -20,6 +20,7 @@ from cafedcl.core.printable import printable
 from cafedcl.terminal.console import console
 
 if TYPE_CHECKING:
+    from cafedcl.data.grey_values import Window
     from cafedcl.federation.predictions import Predictions
     from cafedcl.federation.result import Run
     from cafedcl.federation.served_model import ServedModel
@@ -144,6 +145,8 @@ def predict(
     found = loaded.predict(list(images), whose, cast(DecideBy, decide_by))
     for file, why in found.failed.items():
         warn(f"{file}: {why}; it is left out")
+    if found.shallow:
+        warn(shallow_words(found.shallow, loaded.window))
     if form == "table":
         print_table(loaded, found, loaded.served(whose), top)
     else:
@@ -225,6 +228,17 @@ def print_table(loaded: "Run", found: "Predictions", model: "ServedModel", top: 
             style="dim",
             soft_wrap=True,
         )
+
+
+def shallow_words(files: list[Path], window: "Window") -> str:
+    """Return why the grey values of some images may differ from those of training."""
+    count = f"{len(files)} images have" if len(files) > 1 else "1 image has"
+    low, high = window.limits
+    return (
+        f"{count} 8 bits per pixel, such as {files[0]}, and images that the model was trained on "
+        f"had more, of which {low:g} became black and {high:g} white; if these were turned into "
+        "8 bits in another way, do not rely on the predictions: give the original files"
+    )
 
 
 def improbable_words(found: "Predictions") -> str:

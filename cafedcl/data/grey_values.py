@@ -62,6 +62,11 @@ class Window:
         limits = ",".join(map(repr, map(float, self.limits)))
         return ":".join(filter(None, ("auto" if self.prefers_own else "", limits)))
 
+    @property
+    def was_needed(self) -> bool:
+        """Whether images of the run certainly had more than 8 bits."""
+        return bool(self.limits) and self != WHOLE_16_BITS
+
     def needs_range(self, grey: GreyValues) -> bool:
         """Return whether an image's values have to be looked at to find the limits."""
         return not self.limits and not (self.prefers_own and grey.own_window)

@@ -74,22 +74,25 @@ def read_images(paths: Sequence[Path], shape: Shape, window: Window | None = Non
 
     ``window`` is that of the run for images with more than 8 bits.
     """
+    return torch.stack([read_image(path, shape, window or Window())[0] for path in paths])
+
+
+def read_image(path: Path, shape: Shape, window: Window) -> tuple[Tensor, bool]:
+    """Read an image file as `read_images` does; also return whether it has more than 8 bits."""
     channels, height, width = shape
-    images = []
-    for path in paths:
-        try:
-            with open_image(path) as opened:
-                image = _as_bytes(opened, window or Window())
-                pixels = torch.from_numpy(to_pixels(image, (width, height), grey=channels == 1))
-        except UnidentifiedImageError:
-            raise CafedclError(f"{path}: not an image that can be read") from None
-        except CafedclError:
-            # Nothing is wrong with the image: a package is missing.
-            raise
-        except Exception as error:  # a broken image can raise anything
-            raise CafedclError(f"{path}: cannot be read: {_reason(error)}") from None
-        images.append(pixels.permute(2, 0, 1))
-    return torch.stack(images)
+    try:
+        with open_image(path) as opened:
+            deep = isinstance(opened, GreyValues)
+            image = _as_bytes(opened, window)
+            pixels = torch.from_numpy(to_pixels(image, (width, height), grey=channels == 1))
+    except UnidentifiedImageError:
+        raise CafedclError(f"{path}: not an image that can be read") from None
+    except CafedclError:
+        # Nothing is wrong with the image: a package is missing.
+        raise
+    except Exception as error:  # a broken image can raise anything
+        raise CafedclError(f"{path}: cannot be read: {_reason(error)}") from None
+    return pixels.permute(2, 0, 1), deep
 
 
 def to_pixels(

@@ -13,7 +13,7 @@ from torch import Tensor
 from cafedcl.core.contract import Shape
 from cafedcl.core.errors import CafedclError
 from cafedcl.data.grey_values import Window
-from cafedcl.data.images import ENDINGS, is_hidden, is_image_file, read_images
+from cafedcl.data.images import ENDINGS, is_hidden, is_image_file, read_image
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,8 +24,18 @@ DecideBy = Literal["score", "probability"]
 """Whether an image's class is that with the highest score or the most probable one."""
 Paths = str | Path | Sequence[str | Path]
 """Image files, or folders of them."""
-ReadImages = tuple[Tensor, list[Path], dict[Path, str]]
-"""Images as pixels, their files, and files that could not be read."""
+
+
+@dataclass(frozen=True)
+class ReadImages:
+    """Images as pixels, and their files."""
+
+    pixels: Tensor
+    files: list[Path] = field(default_factory=list)
+    failed: dict[Path, str] = field(default_factory=dict)
+    """Files that could not be read, and why."""
+    shallow: list[Path] = field(default_factory=list)
+    """Files of 8 bits, where images that the model was trained on had more."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,10 @@ class Predictions:
     """The images' files, if they were read from files."""
     failed: dict[Path, str] = field(default_factory=dict)
     """Files that could not be read, and why."""
+    shallow: list[Path] = field(default_factory=list)
+    """Files of 8 bits, where images that the model was trained on had more: they may show other
+    grey values as black and white.
+    """
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -127,18 +141,22 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 
 def read_each(files: Sequence[Path], shape: Shape, window: Window) -> ReadImages:
-    """Read image files; return pixels, the files that were read, and why others were not."""
-    images: list[Tensor] = []
+    """Read image files, as far as they can be read."""
+    images = [torch.zeros(0, *shape, dtype=torch.uint8)]
     good: list[Path] = []
     failed: dict[Path, str] = {}
+    shallow: list[Path] = []
     for file in files:
         try:
-            images.append(read_images([file], shape, window))
-            good.append(file)
+            pixels, deep = read_image(file, shape, window)
         except CafedclError as error:
             failed[file] = str(error).removeprefix(f"{file}: ")
-    pixels = torch.cat(images) if images else torch.zeros(0, *shape, dtype=torch.uint8)
-    return pixels, good, failed
+            continue
+        images.append(pixels[None])
+        good.append(file)
+        if window.was_needed and not deep:
+            shallow.append(file)
+    return ReadImages(torch.cat(images), good, failed, shallow)
 
 
 def given_paths(x: Pixels | Paths) -> list[str | Path] | None:

@@ -324,8 +324,8 @@ class Run:
         paths = given_paths(x)
         if paths is None:
             pixels = as_images(x, self.shape)
-            parts: list[ReadImages] = [(images, [], {}) for images in pixels.split(size)]
-            return self._classified(model, iter(parts), len(pixels), decide_by)
+            parts = map(ReadImages, pixels.split(size))
+            return self._classified(model, parts, len(pixels), decide_by)
         files = find_images(paths)
         batches = (
             read_each(files[start : start + size], self.shape, self.window)
@@ -351,14 +351,16 @@ class Run:
         strange = [torch.zeros(0)]
         files: list[Path] = []
         failed: dict[Path, str] = {}
+        shallow: list[Path] = []
         with step("classifying", total, "images") as begun:
-            for images, good, bad in batches:
-                files += good
-                failed |= bad
-                begun.done += len(images) + len(bad)
-                if not len(images):
+            for batch in batches:
+                files += batch.files
+                failed |= batch.failed
+                shallow += batch.shallow
+                begun.done += len(batch.pixels) + len(batch.failed)
+                if not len(batch.pixels):
                     continue
-                scores = model.scores(images)
+                scores = model.scores(batch.pixels)
                 if scores.isnan().any():
                     # NaN would read as the first class.
                     raise CafedclError(
@@ -372,7 +374,7 @@ class Run:
                 similarities.append(similarity.gather(1, label[:, None])[:, 0])
                 chances.append(probabilities)
                 if model.knows_limits:
-                    strange.append(model.strangeness(images))
+                    strange.append(model.strangeness(batch.pixels))
         found = torch.cat(labels)
         return Predictions(
             labels=found,
@@ -383,4 +385,5 @@ class Run:
             classes=self.names,
             files=files,
             failed=failed,
+            shallow=shallow,
         )

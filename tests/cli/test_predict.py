@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -306,3 +307,26 @@ def test_a_model_is_calibrated_on_images_of_ones_own(call: Call, home: Path) -> 
     assert code == 0
     card = Path("own.md").read_text(encoding="utf-8")
     assert "calibrated on 359 labelled images that were given after" in card
+
+
+def test_images_of_8_bits_are_remarked_on_if_those_of_training_had_more(
+    invoke: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    draws = np.random.default_rng(0)
+    for number in range(24):
+        place = tmp_path / "own" / "ab"[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        pixels = draws.integers(0, 4000, (8, 8)).astype(np.uint16)
+        Image.fromarray(pixels).save(place / f"{number}.png")
+    settings = {"engine.workers": 1, "model.name": "mlp", "data.window": "0,4000"}
+    api.run("fedavg", data=tmp_path / "own", clients=2, rounds=1, settings=settings, out="run")
+    Image.new("L", (8, 8)).save("shallow.png")
+    code, _, err = invoke("predict", "run", "own/a", "shallow.png")
+    assert code == 0
+    assert "1 image has 8 bits per pixel, such as shallow.png" in err
+    assert "of which 0 became black and 4000 white" in err
+    assert [str(it) for it in api.load("run").predict(["own/a", "shallow.png"]).shallow] == [
+        "shallow.png"
+    ]
+    assert invoke("predict", "run", "own/a")[2] == ""
