@@ -41,7 +41,7 @@ class Search:
     """
 
     def __init__(self, sweep: Sweep, out: Path) -> None:
-        self.optuna = optional("optuna", "optuna", "--tune")
+        self.optuna = optional("optuna", "tune", "--tune")
         self.optuna.logging.set_verbosity(self.optuna.logging.ERROR)
         self.sweep = sweep
         self.out = out

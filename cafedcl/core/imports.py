@@ -5,10 +5,13 @@ import importlib
 import importlib.util
 import inspect
 import os
+import re
+import shlex
 import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -191,13 +194,29 @@ def _file_of(module: Any) -> str:
     return str(getattr(module, "__file__", None) or f"the module {module.__name__}")
 
 
-def optional(module: str, package: str, asked: str) -> Any:
-    """Import a module that may not be installed; ``asked`` is the option that needs it."""
+def optional(module: str, extra: str, asked: str) -> Any:
+    """Import a module that may not be installed.
+
+    ``extra`` is the extra of cafedcl that it belongs to, and ``asked`` what needs it.
+    """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
-            raise CafedclError(f"{asked}: {package} cannot be imported: {error}") from None
+            raise CafedclError(f"{asked}: {module} cannot be imported: {error}") from None
         raise CafedclError(
-            f"{asked}: {package} is not installed; install it with: pip install {package}"
+            f"{asked}: {module} is not installed; install the extra {extra}: pip install "
+            f"{' '.join(map(shlex.quote, requirements(extra)))}"
         ) from None
+
+
+def requirements(extra: str) -> list[str]:
+    """Return the packages of an extra, with their versions."""
+    try:
+        lines = metadata.requires("cafedcl") or []
+    except metadata.PackageNotFoundError:
+        # The code runs where it lies, without having been installed.
+        lines = []
+    named = re.compile(rf"""extra *== *["']{re.escape(extra)}["']""")
+    found = [line.partition(";")[0].strip() for line in lines if named.search(line)]
+    return found or [f"cafedcl[{extra}]"]

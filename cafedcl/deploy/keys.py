@@ -9,7 +9,6 @@ from pathlib import Path
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import read_content
 from cafedcl.core.imports import optional
-from cafedcl.deploy import FLOWER
 
 YEARS = 5
 
@@ -30,7 +29,7 @@ def make_certificates(host: str, server: Path) -> bytes:
     The server's certificate is valid for ``host``, a name or an address, and for the loopback. The
     authority's key is not stored: it signs this one certificate, and nobody can sign another.
     """
-    optional("cryptography", FLOWER, "deploy")
+    optional("cryptography", "flower", "deploy")
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -91,7 +90,7 @@ def make_certificates(host: str, server: Path) -> bytes:
 
 def make_node_key(private: Path, public: Path) -> None:
     """Write a site's key pair in OpenSSH's format, which Flower expects."""
-    optional("cryptography", FLOWER, "deploy")
+    optional("cryptography", "flower", "deploy")
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -108,7 +107,7 @@ def make_node_key(private: Path, public: Path) -> None:
 
 def refuse_expired(folder: Path) -> None:
     """Raise an error if a certificate in a deployment's folder has expired or is not valid yet."""
-    optional("cryptography", FLOWER, "deploy")
+    optional("cryptography", "flower", "deploy")
     from cryptography import x509
 
     for name in ("ca.crt", "server.crt"):
@@ -144,7 +143,7 @@ def refuse_missing(folder: Path, advice: Mapping[str, str]) -> None:
 
 def refuse_broken_key(path: Path) -> None:
     """Raise an error if a file is not the private key of a site."""
-    optional("cryptography", FLOWER, "deploy")
+    optional("cryptography", "flower", "deploy")
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
 
@@ -158,7 +157,7 @@ def refuse_broken_key(path: Path) -> None:
 
 def days_left(folder: Path) -> int:
     """Return for how many days the certificate of a server's folder is valid."""
-    optional("cryptography", FLOWER, "deploy")
+    optional("cryptography", "flower", "deploy")
     from cryptography import x509
 
     certificate = x509.load_pem_x509_certificate((folder / "server.crt").read_bytes())
@@ -167,7 +166,7 @@ def days_left(folder: Path) -> int:
 
 def read_node_key(path: Path) -> bytes:
     """Return a site's public key; raise an error if a file has none that Flower accepts."""
-    optional("cryptography", FLOWER, "deploy")
+    optional("cryptography", "flower", "deploy")
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -13,7 +13,6 @@ from typing import BinaryIO
 
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.imports import LOG_ENCODING, optional, python_command, python_path
-from cafedcl.deploy import FLOWER
 
 FLOWER_SETTINGS = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -49,7 +48,7 @@ PLAIN_LINE = re.compile(rf"^(?!.*{RAISED})\S.*$", re.MULTILINE)
 
 def require_flower() -> None:
     """Raise an error that says what to install if Flower is missing."""
-    optional("flwr", FLOWER, "engine.name = flower")
+    optional("flwr", "flower", "engine.name = flower")
 
 
 def flower_environment(home: Path) -> dict[str, str]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from cafedcl.config.sections import Config
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.imports import optional
-from cafedcl.deploy import FLOWER
 from cafedcl.deploy.programs import require_flower
 from cafedcl.deploy.server import Server
 from cafedcl.deploy.submit import submit
@@ -54,7 +53,7 @@ def _run_simulation(
     config: Config | None, path: Path, callbacks: Sequence[Callback], clients: int
 ) -> Run:
     require_flower()
-    optional("ray", FLOWER, "a simulation on Flower")
+    optional("ray", "flower", "a simulation on Flower")
     from cafedcl.deploy.flower.control import Control
 
     with tempfile.TemporaryDirectory(prefix="cafedcl-flower-") as folder:

@@ -12,7 +12,6 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.files import explained, write_atomically
+from cafedcl.core.imports import optional
 from cafedcl.core.steps import step
 from cafedcl.core.tensors import Tensors
 from cafedcl.federation.result import Run
@@ -110,13 +110,7 @@ def as_torch(model: ServedModel, says: dict[str, Any]) -> bytes:
 def as_onnx(model: ServedModel, says: dict[str, Any]) -> bytes:
     """Return an ONNX file; what it says of itself is in its metadata."""
     for package in ("onnx", "onnxscript"):
-        try:
-            import_module(package)
-        except ImportError:
-            raise CafedclError(
-                f"--to onnx: the package {package} is missing; "
-                "pip install onnx onnxscript onnxruntime"
-            ) from None
+        optional(package, "onnx", "--to onnx")
     with torch.no_grad(), quiet():
         made = torch.onnx.export(
             exported_program(model),

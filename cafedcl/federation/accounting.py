@@ -10,8 +10,6 @@ from typing import Any
 from cafedcl.config.privacy_options import PrivacyOptions
 from cafedcl.core.imports import optional
 
-PACKAGE = "dp-accounting"
-
 
 class Accountant:
     """Computes ε after a number of steps, each with noise on a random part of all members.
@@ -23,7 +21,7 @@ class Accountant:
 
     def __init__(self, options: PrivacyOptions, asked: str) -> None:
         self.options = options
-        optional("dp_accounting", PACKAGE, asked)
+        optional("dp_accounting", "privacy", asked)
 
     def epsilon(self, probability: float, steps: int) -> float:
         """Return ε after a number of steps in which a member has a part with a probability."""

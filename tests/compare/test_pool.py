@@ -259,7 +259,7 @@ def test_devices_become_slots(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_ray_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(
-        CafedclError, match="--ray: ray is not installed; install it with: pip install ray"
+        CafedclError, match="--ray: ray is not installed; install the extra ray: pip"
     ):
         choose_launcher([], None, 1, "auto")
 

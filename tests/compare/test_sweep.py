@@ -234,7 +234,7 @@ def test_a_score_that_a_run_does_not_have_is_one_line(tmp_path: Path) -> None:
 def test_without_optuna_it_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(
-        CafedclError, match="--tune: optuna is not installed; install it with: pip install optuna"
+        CafedclError, match="--tune: optuna is not installed; install the extra tune: pip"
     ):
         Search(made(**TUNED), tmp_path)
 

@@ -2,13 +2,22 @@
 
 import subprocess
 import sys
+import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 import cafedcl
 from cafedcl.core.errors import CafedclError
-from cafedcl.core.imports import OWN_CODE, import_path, is_module, python_command
+from cafedcl.core.imports import (
+    OWN_CODE,
+    import_path,
+    is_module,
+    optional,
+    python_command,
+    requirements,
+)
 
 
 @pytest.fixture
@@ -88,3 +97,21 @@ def test_no_other_process_is_started_with_the_current_folder_on_its_path():
     package = Path(cafedcl.__file__).parent
     files = [file for file in package.rglob("*.py") if '"-m"' in file.read_text("utf-8")]
     assert [str(file.relative_to(package)) for file in files] == ["core/imports.py"]
+
+
+def test_an_extra_brings_what_the_project_says() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    for extra, packages in project["optional-dependencies"].items():
+        found = requirements(extra)
+        # Versions are sorted in an installed package.
+        assert [sorted(it) for it in found] == [sorted(it) for it in packages], extra
+    assert requirements("onn") == ["cafedcl[onn]"]
+
+
+def test_code_that_was_never_installed_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(_: str) -> list[str]:
+        raise metadata.PackageNotFoundError
+
+    monkeypatch.setattr(metadata, "requires", absent)
+    with pytest.raises(CafedclError, match=r"pip install 'cafedcl\[dicom\]'"):
+        optional("no_such_module", "dicom", "this")

@@ -251,7 +251,7 @@ def test_other_dicom_files_are_skipped_and_named(fields, words, scans, load, cap
 def test_without_pydicom_one_line_says_how_to_get_it(scans, load, monkeypatch):
     path = scans()
     monkeypatch.setitem(sys.modules, "pydicom", None)
-    with pytest.raises(CafedclError, match="needs pydicom; pip install pydicom"):
+    with pytest.raises(CafedclError, match="pydicom is not installed; install the extra dicom"):
         load(path)
 
 

@@ -37,7 +37,7 @@ def test_sampling_clients_costs_less_than_asking_all():
 
 def test_without_the_library_there_is_one_clear_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    with pytest.raises(CafedclError, match="dp-accounting is not installed; install it") as error:
+    with pytest.raises(CafedclError, match="dp_accounting is not installed; install") as error:
         Accountant(PrivacyOptions(), "privacy.kind = clients")
     assert "\n" not in str(error.value)
 

@@ -269,7 +269,7 @@ def test_a_size_that_a_vit_does_not_take_is_one_line(saved, federation):
 def test_a_missing_package_is_named(source, monkeypatch):
     package = {"hf": "transformers"}.get(source, source)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(CafedclError, match=f"{package}.*pip install {package}"):
+    with pytest.raises(CafedclError, match=f"{package}.*install the extra {package}: pip install"):
         make_encoder(ModelOptions(name=f"{source}:x"), (3, 8, 8))
 
 

@@ -1,6 +1,5 @@
 """DICOM images: grey values after the file's own rescaling, or colours. Needs pydicom."""
 
-import importlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from PIL import Image
 
-from cafedcl.core.errors import CafedclError
+from cafedcl.core.imports import optional
 from cafedcl.data.grey_values import GreyValues
 
 ENDINGS = (".dcm", ".dicom")
@@ -35,17 +34,9 @@ def begins_as_dicom(path: Path) -> bool:
         return False
 
 
-def require_pydicom() -> Any:
-    """Return the module pydicom, or say how to get it."""
-    try:
-        return importlib.import_module("pydicom")
-    except ImportError:
-        raise CafedclError("reading DICOM images needs pydicom; pip install pydicom") from None
-
-
 def read_dicom(file: BinaryIO) -> GreyValues | Image.Image:
     """Return an image's grey values, or a colour image; raise an error if it is neither."""
-    pydicom = require_pydicom()
+    pydicom = optional("pydicom", "dicom", "reading DICOM images")
     content = pydicom.dcmread(file)
     if "PixelData" not in content:
         raise ValueError("a DICOM file without an image")

@@ -1,6 +1,5 @@
 """Hugging Face data sets, saved on disk or by name. Needs the optional package ``datasets``."""
 
-import importlib
 import io
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any, BinaryIO
 
 from cafedcl.config.data_options import DataOptions
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.imports import optional
 from cafedcl.data.cache import Remarks
 from cafedcl.data.dataset import Dataset
 from cafedcl.data.own.columns import TABLE_WORDS, find_columns
@@ -30,12 +30,7 @@ def is_saved(folder: Path) -> bool:
 
 def read_hub(name: str, options: DataOptions) -> tuple[Dataset, Remarks]:
     """Return a data set saved on disk, or ``hf:NAME`` or ``hf:NAME:CONFIG`` from the hub."""
-    try:
-        datasets: Any = importlib.import_module("datasets")
-    except ImportError:
-        raise CafedclError(
-            f"{name}: reading it needs Hugging Face datasets; pip install datasets"
-        ) from None
+    datasets = optional("datasets", "hf", name)
     if name.startswith(PREFIX) and not options.download:
         raise CafedclError(
             f"{name}: it has to be downloaded from the hub; set data.download = true"

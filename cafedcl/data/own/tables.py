@@ -10,6 +10,7 @@ import pandas as pd
 
 from cafedcl.config.data_options import DataOptions
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.imports import optional
 from cafedcl.data.own.columns import find_columns
 from cafedcl.data.own.items import SIDES, Collection, Item
 
@@ -88,6 +89,7 @@ def _read_frame(path: Path) -> pd.DataFrame:
                 sep=_separator(path),
             )
         else:
+            optional("pyarrow", "parquet", f"{path}: reading Parquet")
             frame = pd.read_parquet(path)
             _refuse_images(path, frame)
             # As texts, since a column of numbers cannot hold an empty one.
@@ -96,8 +98,6 @@ def _read_frame(path: Path) -> pd.DataFrame:
         raise
     except UnicodeDecodeError:
         raise CafedclError(f"{path}: it is not UTF-8 text; save it as CSV in UTF-8") from None
-    except ImportError:
-        raise CafedclError(f"{path}: reading Parquet needs pyarrow; pip install pyarrow") from None
     except OSError as error:
         raise CafedclError(f"{path}: cannot be read: {error.strerror or error}") from None
     except Exception as error:  # pyarrow has its own errors

@@ -1,6 +1,7 @@
 import pickle
 import sys
 import zipfile
+from types import ModuleType
 
 import numpy as np
 import pandas as pd
@@ -157,14 +158,12 @@ def test_a_table_in_another_encoding_is_one_line(table, load):
 def test_parquet_needs_pyarrow_or_says_so(table, load, monkeypatch):
     frame = pd.read_csv(table())
     path = table("list.parquet")
+    monkeypatch.setitem(sys.modules, "pyarrow", ModuleType("pyarrow"))
     monkeypatch.setattr("cafedcl.data.own.tables.pd.read_parquet", lambda _: frame)
     assert len(load(path).train_y) == 8
 
-    def absent(_):
-        raise ImportError("no pyarrow")
-
-    monkeypatch.setattr("cafedcl.data.own.tables.pd.read_parquet", absent)
-    with pytest.raises(CafedclError, match="reading Parquet needs pyarrow; pip install pyarrow"):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(CafedclError, match="reading Parquet: pyarrow is not installed; install"):
         load(path)
 
 
@@ -294,7 +293,7 @@ def test_what_is_wrong_with_a_hugging_face_set(hub, load, paint, tmp_path, monke
     with pytest.raises(CafedclError, match=r"no column label or .*its columns are: image"):
         load("hf:x", download=True)
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(CafedclError, match="needs Hugging Face datasets; pip install datasets"):
+    with pytest.raises(CafedclError, match="hf:x: datasets is not installed; install the extra hf"):
         load("hf:x", download=True)
 
 
