@@ -232,7 +232,8 @@ def _fit(hint: Any, raw: Any, where: str) -> Any:
     if get_origin(hint) is tuple:
         inner, *rest = get_args(hint)
         if not isinstance(raw, list | tuple):
-            raise CafedclError(f"{where} = {to_toml(raw)}: a list is expected, such as [1, 2]")
+            example = '["a", "b"]' if inner is str else "[1, 2]"
+            raise CafedclError(f"{where} = {to_toml(raw)}: a list is expected, such as {example}")
         if rest != [...] and len(raw) != 1 + len(rest):
             raise CafedclError(f"{where} = {to_toml(raw)}: {1 + len(rest)} values are expected")
         return tuple(_fit(inner, value, where) for value in raw)
@@ -252,7 +253,9 @@ def _fit(hint: Any, raw: Any, where: str) -> Any:
     # Not isinstance: True is an int, but not a number here.
     if type(raw) is not hint:
         words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
-        raise CafedclError(f"{where} = {to_toml(raw)}: {words[hint]} is expected")
+        given = to_toml(raw)
+        quoted = f'; put it in quotes: "{given}"' if hint is str and type(raw) in words else ""
+        raise CafedclError(f"{where} = {given}: {words[hint]} is expected{quoted}")
     return raw
 
 

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from cafedcl.core.contract import Failure
+from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import Tensors
 from cafedcl.functional.metrics import Scores
 
@@ -68,6 +70,26 @@ class StoppedByCallback(Exception):  # noqa: N818
     """A callback wants the run to end. It has raised StopIteration, which anything else may raise
     by mistake.
     """
+
+
+EVENTS = [name for name in vars(Callback) if not name.startswith("_")]
+ALIKE = 0.7
+"""The similarity above which the name of a method is taken for a misspelt event."""
+
+
+def check_events(callback: Callback) -> None:
+    """Refuse a method whose name is nearly that of an event: it would never be called."""
+    for cls in type(callback).__mro__:
+        for name in vars(cls):
+            if name in EVENTS or name.startswith("_") or not callable(getattr(callback, name)):
+                continue
+            close = get_close_matches(name, EVENTS, n=1, cutoff=ALIKE)
+            if close:
+                raise CafedclError(
+                    f"{cls.__name__}.{name}: there is no such event; did you mean '{close[0]}'? "
+                    f"If it is none, let its name begin with an underscore. Events are "
+                    f"{', '.join(EVENTS)}"
+                )
 
 
 def notify(

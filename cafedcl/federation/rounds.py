@@ -30,7 +30,7 @@ from cafedcl.engine.base import Engine, Sites
 from cafedcl.engine.choose import choose_engine, settle_stack
 from cafedcl.federation.attack import Attack
 from cafedcl.federation.bias_loop import BiasLoop
-from cafedcl.federation.callback import Callback, Record, StoppedByCallback, notify
+from cafedcl.federation.callback import Callback, Record, StoppedByCallback, check_events, notify
 from cafedcl.federation.checkpoint import check_snapshot, memories_of, snapshot_of
 from cafedcl.federation.client_privacy import ClientPrivacy, PrivateAggregator
 from cafedcl.federation.clock import Clock
@@ -67,6 +67,8 @@ class Federation:
         callbacks: Sequence[Callback] = (),
         engine: Engine | None = None,
     ) -> None:
+        for callback in callbacks:
+            check_events(callback)
         setup = prepare(config) if isinstance(config, Config) else config
         setup = replace(setup, config=settle_stack(setup))
         self.config = setup.config

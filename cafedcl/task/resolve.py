@@ -28,6 +28,12 @@ def resolve(tables: Mapping[str, Any]) -> Config:
     """Check every section and fill in the defaults; raise CafedclError for the first mistake."""
     for name, table in tables.items():
         if name not in SECTIONS and name not in CHOICES:
+            section, dot, key = name.partition(".")
+            if dot and (section in SECTIONS or section in CHOICES):
+                raise CafedclError(
+                    f"'{name}': options stand in the table of their section: "
+                    f'{{"{section}": {{"{key}": …}}}}'
+                )
             raise CafedclError(
                 f"[{name}]: there is no such section; {nearest(name, [*CHOICES, *SECTIONS])}"
             )

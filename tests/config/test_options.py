@@ -263,6 +263,18 @@ def test_the_defaults_of_every_method_survive_toml(name):
         ({"method": {"w": 1}}, "method.w = 1: a list is expected, such as [1, 2]"),
         ({"train": 3}, "train: a section is expected, such as [train]"),
         (
+            {"data": {"window": 100}},
+            'data.window = 100: a text is expected; put it in quotes: "100"',
+        ),
+        (
+            {"federation": {"drop": "1"}},
+            'federation.drop = "1": a list is expected, such as ["a", "b"]',
+        ),
+        (
+            {"method.name": "fedavg"},
+            '\'method.name\': options stand in the table of their section: {"method": {"name": …}}',
+        ),
+        (
             {"train": {"lr": datetime.date(2026, 1, 2)}},
             "train.lr = 2026-01-02: a number is expected",
         ),

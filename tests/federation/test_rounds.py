@@ -451,6 +451,24 @@ def test_callbacks_see_every_round_and_every_client() -> None:
     assert diary.events == ["began 0 with 2", *one, "done 0", "began 1 with 2", *one, "done 1"]
 
 
+class Misspelt(Diary):
+    def on_round_done(self, federation: Federation, record: Record) -> None:
+        """Nobody calls this."""
+
+
+class WithAHelper(Diary):
+    def summary(self) -> str:
+        return "a helper whose name is like that of no event"
+
+
+def test_a_misspelt_event_is_refused() -> None:
+    with pytest.raises(
+        CafedclError, match=r"Misspelt.on_round_done: .* did you mean 'round_done'\?"
+    ):
+        Federation(small(), [Misspelt()])
+    Federation(small(), [WithAHelper()])
+
+
 def test_a_snapshot_brings_a_federation_back_bit_for_bit() -> None:
     whole, second = (Federation(small("fedproto", federation={"rounds": 4})) for _ in range(2))
     whole.step()
