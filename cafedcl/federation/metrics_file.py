@@ -73,6 +73,17 @@ OPTIONAL = {"reason", "left_out", "privacy"}
 """Entries that lines of earlier versions do not have."""
 
 
+def on_most_clients(lines: Sequence[MetricsLine]) -> list[MetricsLine]:
+    """Return the rounds whose server's model was scored on the most clients.
+
+    Where a site gave no scores, those of the others are on other images, and a best round is not to
+    be one in which the hardest images were missing.
+    """
+    missing = [(line["server"] or {}).get("client_missing") or 0 for line in lines]
+    fewest = min(missing, default=0)
+    return [line for line, number in zip(lines, missing, strict=True) if number == fewest]
+
+
 @dataclass(frozen=True)
 class MetricsRead:
     """The rounds that can be read, from the first to the one before a damaged line."""

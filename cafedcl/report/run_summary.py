@@ -19,7 +19,7 @@ from cafedcl.config.trust_options import short_attack, short_defence, trust_word
 from cafedcl.core.client_names import client_title
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.printable import printable
-from cafedcl.federation.metrics_file import MetricsLine, last_round
+from cafedcl.federation.metrics_file import MetricsLine, last_round, on_most_clients
 from cafedcl.federation.run_folder import RunFolder, any_round_counted
 from cafedcl.report.class_scores import ClassScores, read_class_scores
 from cafedcl.report.setting import FlatSettings, Setting
@@ -203,13 +203,16 @@ class RunSummary:
         return [line for line in self.lines if self.value(line, protocol, "accuracy") is not None]
 
     def chosen(self, protocol: str, which: str, by: str = "accuracy") -> MetricsLine | None:
-        """Return the last scored round, or the best one by a score; of several, the first."""
+        """Return the last scored round, or the best one by a score, of those on most clients; of
+        several, the first.
+        """
         scored = self.scored(protocol)
         if not scored:
             return None
         if which == "last":
             return scored[-1]
-        return max(scored, key=lambda line: self.score(line, protocol, by) or 0.0)
+        among = on_most_clients(scored)
+        return max(among, key=lambda line: self.score(line, protocol, by) or 0.0)
 
 
 def find_folders(paths: Sequence[Path]) -> list[Path]:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from cafedcl.config.privacy_options import shown_epsilon
 from cafedcl.core.client_names import client_title
-from cafedcl.federation.metrics_file import MetricsLine, last_round
+from cafedcl.federation.metrics_file import MetricsLine, last_round, on_most_clients
 from cafedcl.report.palette import series_style
 from cafedcl.terminal.class_overview import class_lines, full_scores
 
@@ -91,8 +91,8 @@ def headline(lines: Sequence[MetricsLine]) -> str:
 
 
 def best_round(lines: Sequence[MetricsLine], path: str) -> MetricsLine | None:
-    """Return the first of the rounds in which a score was highest."""
-    scored = [line for line in lines if value_of(line, path) is not None]
+    """Return the first of the rounds in which a score was highest, of those on most clients."""
+    scored = on_most_clients([line for line in lines if value_of(line, path) is not None])
     return max(scored, key=lambda line: value_of(line, path) or 0.0) if scored else None
 
 

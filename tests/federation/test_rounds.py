@@ -462,9 +462,7 @@ class WithAHelper(Diary):
 
 
 def test_a_misspelt_event_is_refused() -> None:
-    with pytest.raises(
-        CafedclError, match=r"Misspelt.on_round_done: .* did you mean 'round_done'\?"
-    ):
+    with pytest.raises(CafedclError, match=r"Misspelt.on_round_done: there is no"):
         Federation(small(), [Misspelt()])
     Federation(small(), [WithAHelper()])
 

@@ -143,6 +143,17 @@ def test_best_round(make_run: Maker, tmp_path: Path) -> None:
     )
 
 
+def test_the_best_round_is_one_with_the_scores_of_most_clients(
+    make_run: Maker, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "a", accuracy=0.9)
+    lines = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
+    lines[1]["server"] |= {"accuracy": 0.95, "client_missing": 1}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    table = score_table(read_runs([tmp_path]), "server", "best")
+    assert table.columns[0].cells["fedavg"]["accuracy"].text == "90.00"
+
+
 def test_the_protocol_is_one_that_all_methods_have(make_run: Maker, tmp_path: Path) -> None:
     make_run(tmp_path / "a", "fedavg")
     make_run(tmp_path / "b", "fedproto", extras=())

@@ -62,6 +62,10 @@ def test_the_best_round_is_the_first_of_the_highest() -> None:
     lines = [line(0, 0.3), line(1, 0.9), line(2, None), line(3, 0.9)]
     assert best_round(lines, "server.accuracy")["round"] == 1  # type: ignore[index]
     assert best_round([line(0, None)], "server.accuracy") is None
+    lines[1]["server"]["client_missing"] = 1  # type: ignore[index]
+    assert best_round(lines, "server.accuracy")["round"] == 3  # type: ignore[index]
+    assert best_round(lines[:2], "server.accuracy")["round"] == 0  # type: ignore[index]
+    assert best_round(lines[1:2], "server.accuracy")["round"] == 1  # type: ignore[index]
     assert headline(lines) == "server.accuracy"
     assert headline([line(0, None)]) == "own.client_mean"
 
