@@ -151,8 +151,10 @@ def status(
     import json
 
     from rich.table import Table
+    from rich.text import Text
 
     from cafedcl.deploy.server import Server
+    from cafedcl.terminal.overview import duration
 
     place = Server.of(folder)
     place.check()
@@ -166,9 +168,14 @@ def status(
         table.add_row(row["name"], row["status"], row["since"])
     console().print(table)
     if runs:
-        table = Table("run", "status", "seconds", box=None, header_style="bold")
+        table = Table("status", "time", box=None, header_style="bold")
+        table.add_column("run", overflow="fold")
         for row in runs:
-            table.add_row(row["run"], row["status"], row["seconds"])
+            # A run of another machine's operator has no folder here, but Flower's number.
+            named = row["folder"] or f"number {row['run']}"
+            # Flower's word for the state, and how it ended.
+            state = row["status"].removeprefix("finished:")
+            table.add_row(state, duration(float(row["seconds"])), Text(printable(named)))
         console().print(table)
 
 

@@ -12,7 +12,7 @@ from typing import TextIO, TypeVar
 from cafedcl.config.options import option, read_options, toml_section
 from cafedcl.config.sections import read_file
 from cafedcl.core.errors import CafedclError
-from cafedcl.core.files import explained, why_unwritten
+from cafedcl.core.files import explained, why_unwritten, write_atomically
 from cafedcl.deploy.keys import make_certificates, make_node_key, write_secret
 from cafedcl.deploy.proxy import write_proxy_config
 
@@ -20,6 +20,10 @@ T = TypeVar("T")
 PORT = 8000
 NODES = "nodes.json"
 """The server's file of which Flower node has which site's key."""
+RUNS = "runs.json"
+"""The server's file of which run writes which folder."""
+MOST_RUNS = 1000
+"""The number of runs in that file."""
 
 
 @dataclass(frozen=True)
@@ -258,6 +262,23 @@ def node_names(server: Path) -> dict[str, str]:
         return dict(json.loads((server / NODES).read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return {}
+
+
+def run_folders(server: Path) -> dict[int, str]:
+    """Return the folders of the runs that were submitted on this machine, by Flower's number."""
+    try:
+        found = json.loads((server / RUNS).read_text(encoding="utf-8"))
+        return {int(number): str(folder) for number, folder in found.items()}
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
+def remember_run(server: Path, number: int, folder: Path) -> None:
+    """Keep which folder a run writes; Flower is not told, as it would tell every site."""
+    known = [*run_folders(server).items(), (number, str(folder.resolve()))]
+    path = server / RUNS
+    with explained(path):
+        write_atomically(path, json.dumps(dict(known[-MOST_RUNS:])).encode())
 
 
 def site_names(server: Path) -> list[str]:

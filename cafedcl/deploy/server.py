@@ -20,6 +20,7 @@ from cafedcl.deploy.folders import (
     lock_folder,
     node_names,
     read_server,
+    run_folders,
     site_names,
 )
 from cafedcl.deploy.keys import (
@@ -217,15 +218,20 @@ class Server:
                 since = node.online_at
             else:
                 since = node.offline_at or "never connected"
-            rows.append(
-                {"name": names.get(node.id, node.id), "status": node.status, "since": since}
-            )
+            name = names.get(node.id) or node.name or node.id
+            rows.append({"name": name, "status": node.status, "since": since})
         return rows
 
     def runs(self) -> list[dict[str, str]]:
-        """Return the runs of the SuperLink."""
+        """Return the runs of the SuperLink, with their folders if they are known here."""
+        folders = run_folders(self.folder)
         return [
-            {"run": str(run.id), "status": run.status, "seconds": f"{run.seconds:.0f}"}
+            {
+                "run": str(run.id),
+                "folder": folders.get(run.id, ""),
+                "status": run.status,
+                "seconds": f"{run.seconds:.0f}",
+            }
             for run in self.control.runs()
         ]
 

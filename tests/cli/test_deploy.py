@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from cafedcl.cli.main import app
 from cafedcl.core.errors import CafedclError
 from cafedcl.deploy.flower.control import NodeStatus, RunStatus
-from cafedcl.deploy.folders import node_names, read_server, read_site
+from cafedcl.deploy.folders import node_names, read_server, read_site, remember_run
 from cafedcl.deploy.keys import make_node_key
 from cafedcl.deploy.server import Server
 
@@ -83,6 +83,7 @@ def test_without_a_server_the_command_that_starts_it_is_named(command, tmp_path)
 
 
 def test_status_shows_sites_by_name_and_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
     invoke("init", tmp_path / "d", "--site", "north", "--site", "south")
     folder = tmp_path / "d" / "server"
     registered = iter(["11", "12"])
@@ -96,21 +97,33 @@ def test_status_shows_sites_by_name_and_runs(tmp_path, monkeypatch):
 
         def nodes(self):
             return [
-                NodeStatus("12", "online", "noon", ""),
-                NodeStatus("11", "registered", "", ""),
+                NodeStatus("12", "south", "online", "noon", ""),
+                NodeStatus("11", "north", "registered", "", ""),
+                NodeStatus("13", "west", "registered", "", ""),
             ]
 
         def runs(self):
-            return [RunStatus(5, "finished:completed", 61.4)]
+            return [RunStatus(6, "running", 3.0), RunStatus(5, "finished:stopped", 61.4)]
 
     monkeypatch.setattr(Server, "control", Control())
     monkeypatch.setattr("cafedcl.deploy.superlink.Address.healthy", lambda _: True)
     Server.of(folder).register()
     assert node_names(folder) == {"north": "11", "south": "12"}
+    remember_run(folder, 5, tmp_path / "first")
     lines = [line.split() for line in invoke("status", folder).stdout.splitlines()]
     assert ["south", "online", "noon"] in lines
     assert ["north", "registered", "never", "connected"] in lines
-    assert ["5", "finished:completed", "61"] in lines
+    # Registered a moment ago, so the server has not noted its number yet.
+    assert ["west", "registered", "never", "connected"] in lines
+    assert ["running", "0:03", "number", "6"] in lines
+    assert ["stopped", "1:01", str(tmp_path / "first")] in lines
+    told = json.loads(invoke("status", folder, "--json").stdout)
+    assert told["runs"][1] == {
+        "run": "5",
+        "folder": str(tmp_path / "first"),
+        "status": "finished:stopped",
+        "seconds": "61",
+    }
 
 
 @pytest.fixture
@@ -129,7 +142,7 @@ def flower(monkeypatch):
             del keys[node]
 
         def nodes(self):
-            return [NodeStatus(number, "online", "noon", "") for number in keys]
+            return [NodeStatus(number, "", "online", "noon", "") for number in keys]
 
     monkeypatch.setattr(Server, "control", Control())
     monkeypatch.setattr("cafedcl.deploy.superlink.Address.healthy", lambda _: True)

@@ -270,6 +270,22 @@ def config(engine):
     )
 
 
+class Interrupter(Callback):
+    """Presses Ctrl-C when a round begins."""
+
+    def round_began(self, federation, clients):
+        raise KeyboardInterrupt
+
+
+def test_a_run_that_is_interrupted_is_stopped_and_has_not_failed(deployment, tmp_path):
+    server, *_ = deployment
+    with pytest.raises(KeyboardInterrupt):
+        server.run(config("flower"), tmp_path / "run", [Interrupter()])
+    newest = server.runs()[0]
+    assert newest["status"] == "finished:stopped"
+    assert newest["folder"] == str(tmp_path / "run")
+
+
 class Killer(Callback):
     """Kills all processes of a site when a round begins."""
 

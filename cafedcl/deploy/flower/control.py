@@ -49,6 +49,8 @@ class NodeStatus:
     """A node that is registered at a SuperLink; times are empty if there is none."""
 
     id: str
+    name: str
+    """As it was registered."""
     status: str
     online_at: str
     offline_at: str
@@ -107,6 +109,7 @@ class Control:
         return [
             NodeStatus(
                 str(node.node_id),
+                node.name,
                 node.status,
                 readable_time(node.last_activated_at),
                 readable_time(node.last_deactivated_at),

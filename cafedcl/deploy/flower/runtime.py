@@ -231,9 +231,11 @@ class RuntimeTask:
                 object_ids_to_push=set(accepted.objects_to_push),
             )
 
-    def finish(self, error: str = "") -> None:
-        """Say that the task is done, or why it failed."""
+    def finish(self, error: str = "", *, stopped: bool = False) -> None:
+        """Say that the task is done, or why it failed or was stopped."""
         status = SubStatus.FAILED if error else SubStatus.COMPLETED
+        if stopped:
+            status = SubStatus.STOPPED
         self.client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=error))
 
 

@@ -22,6 +22,7 @@ from cafedcl.config.sections import Config
 from cafedcl.core.errors import CafedclError
 from cafedcl.deploy.flower.runtime import Runtime, RuntimeTask
 from cafedcl.deploy.flower.server_app import GridHost
+from cafedcl.deploy.folders import remember_run
 from cafedcl.deploy.keys import refuse_expired
 from cafedcl.deploy.submit import FollowedRun
 from cafedcl.deploy.superlink import Address
@@ -78,7 +79,7 @@ def conduct(
             callback.noticed(cast(Federation, early), message)
 
     try:
-        with _task_grid(folder, address, secret, submit, say) as grid:
+        with _task_grid(folder, address, secret, submit, path, say) as grid:
             host = GridHost(grid, say, str(folder))
             everyone = [*callbacks, journal]
             if config is None:
@@ -98,19 +99,22 @@ def _task_grid(
     address: Address,
     secret: bytes,
     submit: Callable[[], int],
+    path: Path,
     say: Callable[[str], None],
 ) -> Iterator[TaskGrid]:
     """Submit a run, take its task, and yield its grid; at the end, tell Flower how it ended."""
     runtime = Runtime(str(address), secret, address.ca.read_bytes() if address.ca else None)
     try:
-        with _take_task(runtime, folder, submit, say) as task:
+        with _take_task(runtime, folder, submit, path, say) as task:
             grid = TaskGrid(address, task)
             try:
                 yield grid
             except BaseException as error:
                 # The SuperLink may be what failed.
                 with suppress(httpx.HTTPError):
-                    task.finish(str(error) or type(error).__name__)
+                    # Ctrl-C and signals are no errors.
+                    stopped = not isinstance(error, Exception)
+                    task.finish(str(error) or type(error).__name__, stopped=stopped)
                 raise
             finally:
                 grid.close()
@@ -127,13 +131,18 @@ def _task_grid(
 
 
 def _take_task(
-    runtime: Runtime, folder: Path, submit: Callable[[], int], say: Callable[[str], None]
+    runtime: Runtime,
+    folder: Path,
+    submit: Callable[[], int],
+    path: Path,
+    say: Callable[[str], None],
 ) -> RuntimeTask:
     """Submit a run and return its task; the tasks of runs that others submitted are refused."""
     # Two operators' runs that are submitted at the same time must not take each other's task.
     with (folder / LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         number = submit()
+        remember_run(folder, number, path)
         until = time.monotonic() + TASK_WAIT
         while time.monotonic() < until:
             task = runtime.acquire((TaskType.SERVER_APP,))

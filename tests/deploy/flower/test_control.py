@@ -68,6 +68,7 @@ def answer(link, path, message):
 def node(number, status, registered, online="", offline=""):
     return NodeInfo(
         node_id=number,
+        name=f"site {number}",
         status=status,
         registered_at=registered,
         last_activated_at=online,
@@ -84,8 +85,8 @@ def test_nodes_are_listed_in_order_and_without_those_that_are_gone(link, control
     ]
     answer(link, "list-nodes", ListNodesResponse(nodes_info=nodes, now=day.format(9)))
     assert control.nodes() == [
-        NodeStatus("2", "registered", "", ""),
-        NodeStatus("3", "offline", "2026-11-16 12:00:03Z", "2026-11-16 12:00:04Z"),
+        NodeStatus("2", "site 2", "registered", "", ""),
+        NodeStatus("3", "site 3", "offline", "2026-11-16 12:00:03Z", "2026-11-16 12:00:04Z"),
     ]
 
 
