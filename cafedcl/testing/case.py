@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cafedcl.config.data_options import DataOptions
+from cafedcl.config.options import to_toml
 from cafedcl.config.sections import Config
 from cafedcl.core.contract import Batch, Census, Down, Failure, Job, Part, Reply, Up, Visit, Weights
 from cafedcl.core.tensors import ANCHORS, MODEL, Tensors, prefixed, under, without
@@ -121,7 +122,9 @@ class Case:
 
     def fail(self, reason: str) -> ConformanceError:
         """Return the error that says what is wrong."""
-        return ConformanceError(f"method '{self.method}': {reason}")
+        options = ", ".join(f"{name} = {to_toml(value)}" for name, value in self.settings.items())
+        given = f" with {options}" if options else ""
+        return ConformanceError(f"method '{self.method}'{given}: {reason}")
 
 
 def of_setup(setup: Setup) -> Federation:

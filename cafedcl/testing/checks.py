@@ -89,7 +89,10 @@ def check_seed(case: Case) -> None:
     other = result_of(case.federation(**{"run.seed": seed + 1}))
     name = first_difference(one, same)
     if name is not None:
-        raise case.fail(f"two runs with the same seed differ in '{name}'")
+        raise case.fail(
+            f"two runs with the same seed differ in '{name}'; random numbers must be PyTorch's, or "
+            "in an augmentation those of `client.draws`"
+        )
     if first_difference(one, other) is None:
         raise case.fail("two runs with different seeds give the same result")
 

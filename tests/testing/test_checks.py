@@ -1,8 +1,21 @@
-import broken_methods
-import pytest
-from broken_methods import BROKEN, Pull
+import math
 
-from cafedcl.extend import FedAvg
+import broken_methods
+import numpy as np
+import pytest
+import torch
+from broken_methods import BROKEN, Pull
+from torch import nn
+
+from cafedcl.extend import (
+    Augmenter,
+    ClientImages,
+    FedAvg,
+    Shape,
+    SyntheticImages,
+    Tensors,
+    Transform,
+)
 from cafedcl.testing import CHECKS, ConformanceError, check_method
 
 
@@ -19,6 +32,49 @@ def test_a_method_that_breaks_a_rule_is_told_which(method: type[FedAvg]) -> None
         check_method(method, only=check)
     assert reason in str(told.value)
     assert str(told.value).startswith(f"method 'broken_methods:{method.__name__}': ")
+
+
+class Noise(Transform):
+    def draw(self, images: int) -> Tensors:
+        return {"shift": torch.from_numpy(np.random.rand(images))}
+
+    def apply(self, x: torch.Tensor, draws: Tensors) -> torch.Tensor:
+        return x + draws["shift"][:, None, None, None].to(x)
+
+
+class Shaken(Augmenter):
+    name = "shaken"
+
+    def make(self, client: ClientImages) -> SyntheticImages:
+        labels = client.synthetic_labels()
+        images = client.images(client.draw_same_class(labels))
+        noise = torch.from_numpy(np.random.randint(0, 9, images.shape))
+        return SyntheticImages(
+            (images.long() + noise).clamp(max=255).byte(), client.to_device(labels)
+        )
+
+
+def unrepeatable(shape: Shape, width: float) -> nn.Module:
+    layer = nn.Linear(math.prod(shape), 8)
+    layer.weight.data = torch.from_numpy(np.random.rand(8, math.prod(shape))).float()
+    return nn.Sequential(nn.Flatten(), layer)
+
+
+@pytest.mark.parametrize(
+    ("option", "name"),
+    [
+        ("train.transform", "Noise"),
+        ("augment.name", "Shaken"),
+        ("model.name", "unrepeatable"),
+    ],
+)
+def test_other_parts_are_tested_with_a_method(option: str, name: str) -> None:
+    part = f"{__name__}:{name}"
+    with pytest.raises(ConformanceError) as told:
+        check_method("fedavg", {option: part})
+    assert str(told.value).startswith(
+        f"method 'fedavg' with {option} = \"{part}\": two runs with the same seed differ in"
+    )
 
 
 def test_every_check_but_the_wire_is_seen_to_fail() -> None:
