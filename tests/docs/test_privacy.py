@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-import pytest
-
-from cafedcl import api
+from cafedcl.federation.rounds import Federation
+from cafedcl.task.resolve import resolve
 
 PAGE = " ".join(
     (Path(__file__).parents[2] / "docs" / "privacy.md").read_text(encoding="utf-8").split()
@@ -23,17 +22,13 @@ def test_little_noise_protects_nobody() -> None:
     assert f"(`--set privacy.noise=0.1`), ε is {epsilon:.0f} after ten rounds" in PAGE
 
 
-@pytest.mark.slow
 def test_little_noise_ends_the_run_of_the_page() -> None:
     command = "cafedcl run --method fedavg --privacy records:3.0,budget=8 --rounds 30"
     assert command in PAGE
-    settings = {
-        "privacy.kind": "records",
-        "privacy.noise": 1.0,
-        "privacy.budget": 8.0,
-        "engine.workers": 1,
-    }
-    run = api.run("fedavg", rounds=30, settings=settings)
-    assert len(run.records) == 1
-    epsilon = run.records[0]["privacy"]["epsilon"]
-    assert f"would end after its first round, with an ε of {epsilon:.1f}." in PAGE
+    privacy = {"kind": "records", "noise": 1.0, "budget": 8.0}
+    with Federation(resolve({"method": {"name": "fedavg"}, "privacy": privacy})) as federation:
+        first, second = (
+            federation.privacy.epsilon(federation.state, 0, rounds) for rounds in (1, 2)
+        )
+    assert first < 8 < second
+    assert f"would end after its first round, with an ε of {first:.1f}." in PAGE
