@@ -198,7 +198,11 @@ def split(
         Path | None, typer.Option(help="Draw the split into this file (.png, .svg, .pdf).")
     ] = None,
     export: Annotated[
-        Path | None, typer.Option(help="Write the image indices, for `--split file:PATH`.")
+        Path | None,
+        typer.Option(
+            help="Write the image indices, for `--split file:PATH`: a table if the name ends with "
+            ".csv."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the statistics as JSON.")] = False,
 ) -> None:
@@ -207,6 +211,7 @@ def split(
 
     load_torch()
     from cafedcl.data.shards import save_shards
+    from cafedcl.data.split_tables import is_table, save_table
     from cafedcl.task.build import load_data, settle_split
     from cafedcl.task.resolve import gather
     from cafedcl.terminal.split_map import split_map, split_numbers
@@ -241,7 +246,8 @@ def split(
                     soft_wrap=True,
                 )
         if export:
-            save_shards(shards, images.train_y, export)
+            save = save_table if is_table(export) else save_shards
+            save(shards, images.train_y, export)
     if figure:
         draw_splits(drawn, figure)
     for path in filter(None, (figure, export)):

@@ -62,7 +62,11 @@ class SplitOptions:
         1.0, "imbalance ratio of the long tail over all clients, applied before the split", low=1.0
     )
     tail: str = option("exponential", "shape of the long tail", choices=("exponential", "step"))
-    file: str = option("", "file: path of a split written by `cafedcl split --export`")
+    file: str = option(
+        "",
+        "file: path of a split: a table (.csv) with the columns image and client, or what "
+        "`cafedcl split --export` wrote",
+    )
     validation: float = option(
         0.1,
         "share of each client's images held out for validation, stratified by class",
@@ -78,7 +82,7 @@ class SplitOptions:
         if problem:
             return problem
         if self.kind == "file" and not self.file:
-            return "file: the path is missing; for example: --split file:split.safetensors"
+            return "file: the path is missing; for example: --split file:split.csv"
         return None
 
 

@@ -226,11 +226,11 @@ def load_shards(path: Path, labels: Tensor, groups: Ints = NO_GROUPS) -> Shards:
         ) from None
     _check_shards(path, shards, labels.cpu())
     if len(groups):
-        _refuse_broken_groups(path, shards, groups)
+        refuse_broken_groups(path, shards, groups)
     return shards
 
 
-def _refuse_broken_groups(path: Path, shards: Shards, groups: Ints) -> None:
+def refuse_broken_groups(path: Path, shards: Shards, groups: Ints) -> None:
     """Refuse a split in which a group is in training and held out as well.
 
     A group may have several clients: those of a natural split are what the data say.

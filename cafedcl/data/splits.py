@@ -14,7 +14,15 @@ from cafedcl.core.errors import CafedclError
 from cafedcl.core.paths import absolute
 from cafedcl.core.rng import draw_by_class, stream
 from cafedcl.data.groups import NO_GROUPS, to_units
-from cafedcl.data.shards import Shards, choose_held_out, load_shards, shards_of_owners
+from cafedcl.data.shards import (
+    PARTS,
+    Shards,
+    choose_held_out,
+    load_shards,
+    refuse_broken_groups,
+    shards_of_owners,
+)
+from cafedcl.data.split_tables import is_table, load_table
 
 MIN_SIZE = 10
 MAX_TRIES = 1000
@@ -250,9 +258,16 @@ def split(
     None or empty if there are none.
     """
     group: Ints = NO_GROUPS if groups is None else groups.cpu().numpy()
-    if options.kind == "file":
-        return load_shards(Path(absolute(options.file)), labels, group)
     y: Ints = labels.cpu().numpy()
+    if options.kind == "file":
+        path = Path(absolute(options.file))
+        if is_table(path):
+            shares = (options.validation, test_share)
+            loaded = shards_of_table(path, y, classes, seed, shares, group)
+        else:
+            loaded = load_shards(path, labels, group)
+        _check_test_part(path, loaded, test_share)
+        return loaded
     kept = np.arange(len(y))
     if options.ir > 1:
         kept = long_tail(y, classes, options.ir, options.tail, stream(seed, "long tail"))
@@ -280,6 +295,48 @@ def split(
             "use a smaller ir or another split"
         )
     return shards
+
+
+def shards_of_table(
+    path: Path, labels: Ints, classes: int, seed: int, shares: tuple[float, float], groups: Ints
+) -> Shards:
+    """Return the split of a table.
+
+    ``shares`` of the images are held out for validation and test, where it does not say which.
+    """
+    table = load_table(path, labels)
+    if len(table.part):
+        train, validation, test = (table.owners(part) for part in PARTS)
+        has_test = bool((test >= 0).any())
+    else:
+        held, tested = shares
+        has_test = tested > 0
+        rest, test = _separate(labels, table.owner, tested, seed, "test part", groups)
+        train, validation = _separate(labels, rest, held, seed, "validation part", groups)
+    parts = (train, validation, test if has_test else None)
+    shards = shards_of_owners(labels, classes, table.clients, parts)
+    empty = np.flatnonzero(shards.train.sizes == 0)
+    if len(empty):
+        title = client_title(table.names, int(empty[0]))
+        raise CafedclError(f"{path}: {title} has no training images")
+    shards = replace(shards, names=table.names)
+    if len(groups):
+        refuse_broken_groups(path, shards, groups)
+    return shards
+
+
+def _check_test_part(path: Path, shards: Shards, test_share: float) -> None:
+    """Refuse a saved split that was made for another protocol of evaluation."""
+    if len(shards.test) and not test_share:
+        raise CafedclError(
+            f"{path}: it gives clients test images of their own, which only evaluate.protocol = "
+            "pfllib uses; set that, or make the split without it"
+        )
+    if test_share and not len(shards.test):
+        raise CafedclError(
+            f"{path}: it has no test images, which evaluate.protocol = pfllib needs; make the "
+            "split with it, or leave it out"
+        )
 
 
 def _refuse_lost_classes(

@@ -336,7 +336,7 @@ def test_a_number_that_no_tensor_holds_is_refused(value):
         ),
         (
             {"kind": "file"},
-            "split.file: the path is missing; for example: --split file:split.safetensors",
+            "split.file: the path is missing; for example: --split file:split.csv",
         ),
     ],
 )

@@ -351,7 +351,7 @@ def test_a_saved_split_is_the_split(tmp_path):
     shards = split(BALANCED, 10, 7, SplitOptions(), 3, 0.25)
     save_shards(shards, BALANCED, tmp_path / "split.safetensors")
     options = SplitOptions(kind="file", file=str(tmp_path / "split.safetensors"))
-    again = split(BALANCED, 10, 99, options, 8, 0.0)
+    again = split(BALANCED, 10, 99, options, 8, 0.25)
     assert torch.equal(shards.counts, again.counts)
     for name in ("train", "validation", "test"):
         assert all(
