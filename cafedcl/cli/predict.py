@@ -235,9 +235,9 @@ def shallow_words(files: list[Path], window: "Window") -> str:
     count = f"{len(files)} images have" if len(files) > 1 else "1 image has"
     low, high = window.limits
     return (
-        f"{count} 8 bits per pixel, such as {files[0]}, and images that the model was trained on "
-        f"had more, of which {low:g} became black and {high:g} white; if these were turned into "
-        "8 bits in another way, do not rely on the predictions: give the original files"
+        f"{count} 8 bits per pixel, such as {files[0]}, and this run has a window for images with "
+        f"more: {low:g} is black and {high:g} white; if these had more and were turned into 8 bits "
+        "in another way, do not rely on the predictions: give the original files"
     )
 
 

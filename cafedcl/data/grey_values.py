@@ -63,8 +63,8 @@ class Window:
         return ":".join(filter(None, ("auto" if self.prefers_own else "", limits)))
 
     @property
-    def was_needed(self) -> bool:
-        """Whether images of the run certainly had more than 8 bits."""
+    def is_chosen(self) -> bool:
+        """Whether the run has limits of its own: images had more than 8 bits, or may have."""
         return bool(self.limits) and self != WHOLE_16_BITS
 
     def needs_range(self, grey: GreyValues) -> bool:

@@ -35,7 +35,7 @@ class ReadImages:
     failed: dict[Path, str] = field(default_factory=dict)
     """Files that could not be read, and why."""
     shallow: list[Path] = field(default_factory=list)
-    """Files of 8 bits, where images that the model was trained on had more."""
+    """Files of 8 bits, where the run has a window for images with more."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class Predictions:
     failed: dict[Path, str] = field(default_factory=dict)
     """Files that could not be read, and why."""
     shallow: list[Path] = field(default_factory=list)
-    """Files of 8 bits, where images that the model was trained on had more: they may show other
-    grey values as black and white.
+    """Files of 8 bits, where the run has a window for images with more: they may show other grey
+    values as black and white.
     """
 
     def __len__(self) -> int:
@@ -154,7 +154,7 @@ def read_each(files: Sequence[Path], shape: Shape, window: Window) -> ReadImages
             continue
         images.append(pixels[None])
         good.append(file)
-        if window.was_needed and not deep:
+        if window.is_chosen and not deep:
             shallow.append(file)
     return ReadImages(torch.cat(images), good, failed, shallow)
 

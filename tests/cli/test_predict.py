@@ -325,7 +325,7 @@ def test_images_of_8_bits_are_remarked_on_if_those_of_training_had_more(
     code, _, err = invoke("predict", "run", "own/a", "shallow.png")
     assert code == 0
     assert "1 image has 8 bits per pixel, such as shallow.png" in err
-    assert "of which 0 became black and 4000 white" in err
+    assert "this run has a window for images with more: 0 is black and 4000 white" in err
     assert [str(it) for it in api.load("run").predict(["own/a", "shallow.png"]).shallow] == [
         "shallow.png"
     ]
