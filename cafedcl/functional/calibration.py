@@ -16,6 +16,8 @@ TEMPERATURES = (0.02, 50.0)
 """Temperatures that are tried."""
 PRIOR_WEIGHTS = (0.0, 2.0)
 """Weights of the class prior that are tried."""
+IMPOSSIBLE = -1e6
+"""A class with a lower score cannot be predicted: the client lacks it, or it has no anchor."""
 TEMPERATURE_STEPS = 32
 PRIOR_STEPS = 16
 """Each step of a search makes its interval 1.6 times as short."""
@@ -72,7 +74,14 @@ def fit_calibration(scores: Tensor, y: Tensor, log_prior: Tensor) -> Calibration
     calibrate a model whose classes all weigh the same, such as one that is trained for balanced
     accuracy: for it every class is equally common, and rare ones are called too probable. Such a
     model gets a weight near 1, and one that has learned the prior itself a weight near 0.
+
+    An image of a class that the model cannot predict says nothing about the others, and is left
+    out.
     """
+    rows = _can_be_right(scores, y)
+    if not rows.any():
+        return Calibration(1.0, torch.zeros_like(log_prior, dtype=torch.float64))
+    scores, y = scores[rows], y[rows]
     scores, target = _smoothed(scores, y)
     # The mean changes no probability.
     offset = log_prior.double() - log_prior.double().mean()
@@ -89,30 +98,36 @@ def fit_calibration(scores: Tensor, y: Tensor, log_prior: Tensor) -> Calibration
 def fitted_calibration(scores: Tensor, y: Tensor, counts: Tensor) -> Tensors:
     """Return what a run keeps of a calibration on images with these scores and labels.
 
-    ``counts`` are the images of each class where the model is used.
+    ``counts`` are the images of each class where the model is used. With no image of a class that
+    the model can predict, the number of images is 0, and the model is not calibrated.
     """
     temperature, prior = fit_calibration(scores, y, log_frequencies(counts.cpu()))
     return {
         "temperature": torch.tensor([temperature]),
         "prior": prior.float(),
-        "images": torch.tensor([len(y)]),
+        "images": torch.tensor([int(_can_be_right(scores, y).sum())]),
     }
 
 
+def _can_be_right(scores: Tensor, y: Tensor) -> Tensor:
+    """Return whether each image is of a class that can be predicted."""
+    return scores.gather(1, y[:, None])[:, 0] > IMPOSSIBLE
+
+
 def _smoothed(scores: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return scores without infinities, and the targets that they are fitted to.
+    """Return scores without those of impossible classes, and the targets that they are fitted to.
 
     These are Platt's (1999): of N images, the true class has the probability (N + 1) / (N + 2), and
     the other classes share the rest. If all of a few images are predicted rightly, targets of 1
     would be fitted best by T = 0, and every prediction would be called certain.
     """
     scores = scores.double()
-    # A class that cannot be predicted has −∞, of which no finite loss can be made.
-    predictable = scores.isfinite()
+    predictable = scores > IMPOSSIBLE
     others = predictable & ~F.one_hot(y, scores.shape[1]).bool()
     share = others / others.sum(1, keepdim=True).clamp_min(1)
     target = F.one_hot(y, scores.shape[1]) * (len(y) + 1) + share
-    return scores.clamp_min(-1e6), target / (len(y) + 2)
+    # Their target is 0, and so is their probability at any temperature; −∞ would make it NaN.
+    return scores.clamp_min(IMPOSSIBLE), target / (len(y) + 2)
 
 
 def _fit_temperature(scores: Tensor, offset: Tensor, target: Tensor) -> tuple[float, float]:

@@ -7,6 +7,7 @@ from cafedcl.functional.calibration import (
     BINS,
     calibration_error,
     fit_calibration,
+    fitted_calibration,
     log_frequencies,
     reliability,
 )
@@ -41,11 +42,34 @@ def test_the_temperature_undoes_a_factor_of_the_scores(factor: float) -> None:
     assert losses[1] == min(losses)
 
 
-def test_a_class_that_cannot_be_predicted_does_no_harm() -> None:
-    scores = torch.tensor([[3.0, 0.0, -torch.inf], [0.0, 2.0, -torch.inf], [1.0, 0.0, -torch.inf]])
-    found, prior = fit_calibration(scores, torch.tensor([0, 1, 1]), torch.zeros(3))
-    assert 0.01 < found < 100
-    assert prior.isfinite().all()
+@pytest.mark.parametrize("impossible", [-torch.inf, -1e9])
+def test_a_class_that_cannot_be_predicted_changes_nothing(impossible: float) -> None:
+    """Methods give such a class minus infinity, or a score far below every other."""
+    draws = np.random.default_rng(0)
+    y = torch.from_numpy(draws.integers(0, 2, 200))
+    two = torch.from_numpy(draws.normal(size=(200, 2))) + 2 * torch.eye(2)[y]
+    three = torch.cat([two, torch.full((200, 1), impossible)], 1)
+    expected, prior_of_two = fit_calibration(two, y, torch.tensor([-0.5, -1.0]))
+    found, prior = fit_calibration(three, y, torch.tensor([-0.5, -1.0, -5.0]))
+    assert found == pytest.approx(expected, rel=1e-3)
+    assert 0.3 < found < 3
+    assert float(prior[1] - prior[0]) == pytest.approx(
+        float(prior_of_two[1] - prior_of_two[0]), abs=1e-3
+    )
+
+
+def test_an_image_of_a_class_that_cannot_be_predicted_is_left_out() -> None:
+    scores = torch.tensor([[3.0, 0.0, -1e9], [0.0, 2.0, -1e9], [1.0, 0.0, -1e9]])
+    y = torch.tensor([0, 1, 0])
+    more = torch.cat([scores, torch.tensor([[2.0, 1.0, -1e9]])])
+    labels = torch.cat([y, torch.tensor([2])])
+    one, other = (fit_calibration(*it, torch.zeros(3)) for it in ((scores, y), (more, labels)))
+    assert one.temperature == other.temperature
+    counts = torch.tensor([2, 1, 0])
+    assert fitted_calibration(more, labels, counts)["images"].tolist() == [3]
+    nothing = fitted_calibration(scores, torch.full((3,), 2), counts)
+    assert nothing["images"].tolist() == [0]
+    assert nothing["temperature"].tolist() == [1.0]
 
 
 def test_a_few_images_that_are_all_right_do_not_make_predictions_certain() -> None:
