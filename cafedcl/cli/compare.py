@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from cafedcl.cli.options import Quiet, RunPaths, Settings, with_flags
+from cafedcl.cli.session import read_config_file, warn_of_presets
 from cafedcl.config.flags import Flags
 from cafedcl.core.errors import CafedclError
 from cafedcl.terminal.console import console
@@ -78,7 +79,13 @@ def compare(
 
     To resume after an interruption, repeat the command or use --resume OUT.
     """
-    from cafedcl.compare.plan import Comparison, data_names, stored_plan, words_of
+    from cafedcl.compare.plan import (
+        Comparison,
+        data_names,
+        first_seed_of,
+        stored_plan,
+        words_of,
+    )
     from cafedcl.compare.run import Means, end_comparison, run_comparison
 
     means = Means(jobs, devices or (), ray, quiet, as_json)
@@ -88,16 +95,20 @@ def compare(
         plan = Comparison.from_plain(stored_plan(resume, Comparison.FILE, "compare"))
         end_comparison(run_comparison(plan, resume, means), resume)
         return
+    if methods and not words_of(methods):
+        raise CafedclError("--methods: it is empty; name methods, such as fedavg,cafedcl")
+    tables = read_config_file(config)
     plan = Comparison.make(
         methods=words_of(methods or ()),
         data=data_names(data or ()),
         splits=splits or (),
         seeds=1 if seeds is None else seeds,
-        first_seed=first_seed or 0,
-        tables=read_config_file(config),
+        first_seed=first_seed_of(tables, first_seed),
+        tables=tables,
         flags=flags,
         settings=settings or (),
     )
+    warn_of_presets(config, plan.methods)
     place = check_out(out)
     end_comparison(run_comparison(plan, place, means), place)
 
@@ -174,7 +185,7 @@ def sweep(
 
     To extend a search, repeat the command with a larger --tune.
     """
-    from cafedcl.compare.plan import stored_plan
+    from cafedcl.compare.plan import first_seed_of, stored_plan
     from cafedcl.compare.run import Means, end_sweep, run_sweep
     from cafedcl.compare.sweep import Sweep, sweep_settings
     from cafedcl.compare.swept_values import parse_ranges, parse_values
@@ -187,8 +198,9 @@ def sweep(
         plan = Sweep.from_plain(stored_plan(resume, Sweep.FILE, "sweep"))
         end_sweep(run_sweep(plan, resume, tune, means), resume)
         return
+    tables = read_config_file(config)
     plan = Sweep.make(
-        sweep_settings(read_config_file(config), flags, settings or ()),
+        sweep_settings(tables, flags, settings or ()),
         tune=tune,
         grid=parse_values(grid or (), "--grid"),
         ranges=parse_ranges(ranges or ()),
@@ -198,8 +210,11 @@ def sweep(
         hold_out=hold_out,
         prune=bool(prune),
         seeds=seeds,
-        first_seed=first_seed,
+        first_seed=first_seed_of(tables, first_seed),
     )
+    method = flags.get("method")
+    if method is not None:
+        warn_of_presets(config, [method])
     place = check_out(out)
     end_sweep(run_sweep(plan, place, tune, means), place)
 
@@ -225,14 +240,6 @@ def watch(
     with serve_report(Reports(runs, every), host, port) as server:
         console().print(f"serving {server.address}  (stop with Ctrl-C)", soft_wrap=True)
         server.run()
-
-
-def read_config_file(config: Path | None) -> dict[str, Any]:
-    """Return the tables of a config file, if one was given."""
-    from cafedcl.config.format import FORMAT, upgrade
-    from cafedcl.config.sections import read_file
-
-    return {} if config is None else upgrade(read_file(config), default=FORMAT)
 
 
 def check_out(out: Path | None) -> Path:

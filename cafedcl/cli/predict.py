@@ -257,7 +257,8 @@ def calibration_words(model: "ServedModel") -> str:
     if not model.is_calibrated:
         return (
             "probabilities are not calibrated, because the run has no validation images for this "
-            "model, or is not finished; with labelled images of your own, add --calibrate DATA"
+            "model, or is private, or is not finished; with labelled images of your own, add "
+            "--calibrate DATA"
         )
     if model.calibrated_later:
         return (

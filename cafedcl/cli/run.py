@@ -17,6 +17,7 @@ from cafedcl.cli.session import (
     load_torch,
     resumable,
     warn,
+    warn_of_presets,
     watching,
 )
 from cafedcl.config.flags import FLAGS, Flags
@@ -53,6 +54,9 @@ def run(
     from cafedcl.task.resolve import gather
 
     chosen = gather(config, settings=settings or [], **flags)
+    method = flags.get("method")
+    if method is not None:
+        warn_of_presets(config, [method])
     words = (chosen.label, Path(chosen.data.name).stem, f"s{chosen.run.seed}")
     name = slug("-".join(slug(word, keep=".") for word in words), keep=".-")
     with (

@@ -1,11 +1,11 @@
 """Helpers of the commands that run something: messages, progress, interrupts, folder names."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cafedcl.config.privacy_options import short_privacy
 from cafedcl.config.trust_options import short_attack, short_defence, trust_words
@@ -27,6 +27,34 @@ if TYPE_CHECKING:
 def warn(message: str) -> None:
     """Print a warning in one line."""
     print(printable(f"warning: {message}"), file=sys.stderr)
+
+
+def read_config_file(config: Path | None) -> dict[str, Any]:
+    """Return the tables of a config file, if one was given."""
+    from cafedcl.config.format import FORMAT, upgrade
+    from cafedcl.config.sections import read_file
+
+    return {} if config is None else upgrade(read_file(config), default=FORMAT)
+
+
+def warn_of_presets(config: Path | None, methods: Iterable[str]) -> None:
+    """Warn of presets of which a config file that names another method replaces options."""
+    from cafedcl.config.options import to_toml
+    from cafedcl.task.resolve import replaced_of_preset
+
+    tables = read_config_file(config)
+    named = tables.get("method", {}).get("name")
+    for method in methods:
+        replaced = {} if method == named else replaced_of_preset(tables, method)
+        if replaced:
+            changes = ", ".join(
+                f"{name} = {to_toml(given)} ({method}: {to_toml(value)})"
+                for name, (given, value) in replaced.items()
+            )
+            warn(
+                f"{config} replaces options of {method}: {changes}; to train with those of the "
+                "preset, leave these lines out of the file"
+            )
 
 
 def load_torch(silent: bool = False) -> None:

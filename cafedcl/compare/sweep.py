@@ -131,9 +131,11 @@ class Sweep:
         """Raise an error for a sweep that cannot be run."""
         check_seeds(self.seeds, self.first_seed)
         if self.score not in SWEEP_SCORES:
+            # What tables call accuracy is the server's, where it has one.
+            likely = [name for name in SWEEP_SCORES if name == f"server.{self.score}"]
             raise CafedclError(
                 f"--score {self.score}: there is no such score; "
-                f"{nearest(self.score, list(SWEEP_SCORES))}"
+                f"{nearest(self.score, likely or list(SWEEP_SCORES))}"
             )
         for method in self.methods:
             check_score(self.score, method)
@@ -307,6 +309,10 @@ def sweep_settings(
     base = checked_tables(tables)
     set_flags(base, flags)
     for setting in settings:
+        chosen: dict[str, dict[str, Any]] = {}
+        assign(chosen, setting)
+        if "seed" in chosen.get("run", {}):
+            raise CafedclError("--set run.seed: use --seeds N and --first-seed N")
         assign(base, setting)
     flat = flattened(base)
     flat["data.name"] = absolute_data_name(str(flat.get("data.name", "digits")))

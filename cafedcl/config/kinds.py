@@ -17,9 +17,12 @@ def parse_kind(
     is text even if it reads like a number.
     """
     kind, _, rest = text.partition(":")
-    first, comma, _ = kind.partition(",")
+    first, comma, others = kind.partition(",")
     if comma and first in kinds:
-        raise CafedclError(f"--{flag} {text}: a colon is expected after '{first}', as in {example}")
+        raise CafedclError(
+            f"--{flag} {text}: a colon is expected after '{first}': "
+            f"{first}:{others}{text[len(kind) :]}"
+        )
     if kind not in kinds:
         raise CafedclError(
             f"--{flag} {text}: there is no such {flag}; {nearest(kind, list(kinds))}"

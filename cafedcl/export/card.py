@@ -3,10 +3,12 @@
 import hashlib
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from cafedcl.config.privacy_options import PrivacyOptions, shown_epsilon
 from cafedcl.config.sections import Config
+from cafedcl.config.trust_options import short_attack, short_defence
 from cafedcl.core.client_names import client_title
 from cafedcl.core.files import write_atomically
 from cafedcl.core.printable import printable
@@ -147,6 +149,11 @@ def training(run: Run, summary: RunSummary | None) -> str:
         ["encoder", config.model.name],
         ["seed", str(config.run.seed)],
     ]
+    if config.attack.kind != "none":
+        lied = f"{short_attack(asdict(config.attack))}: clients lied, as an experiment"
+        rows.append(["attack", lied])
+    if config.defence.kind != "none":
+        rows.append(["defence", short_defence(asdict(config.defence))])
     per_class = run.counts.sum(0).tolist()
     rows += [
         [f"images of {name}", str(number)]
@@ -221,8 +228,8 @@ def class_parts(classes: ClassScores, part: str) -> list[str]:
 def probabilities(model: ServedModel) -> str:
     """Return where the probabilities come from, and what counts as unusual."""
     words = [
-        "They are not calibrated: the run had no validation images for this model, or is not "
-        "finished, or its images are at sites."
+        "They are not calibrated: the run had no validation images for this model, or is private, "
+        "or is not finished, or its images are at sites."
     ]
     if model.calibrated_later:
         words = [

@@ -176,14 +176,14 @@ def check_step(config: Config, method: Method) -> None:
         raise CafedclError(
             f"privacy.kind = clients: the server step of {config.method.name} is not made of "
             "weighted means, so one client's influence has no bound; use fedavg, fedprox, fedlc, "
-            "fedproto, or cafedcl with method.data_scale = 'saturating', for example. A method of "
+            "fedproto, or cafedcl with method.weights = 'uniform', for example. A method of "
             "your own says by `averages` and `separable` that its step takes such means"
         )
     if method.uses_census:
         raise CafedclError(
             f"privacy.kind = clients: clients of {method.name} use the counts of all clients, "
-            "which are told without noise; use another method, or with cafedcl set "
-            "method.data_scale = 'saturating' or 'own'"
+            "which are told without noise; use another method, or with cafedcl set method.weights "
+            "= 'uniform', or method.data_scale = 'saturating' or 'own'"
         )
 
 

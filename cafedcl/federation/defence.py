@@ -13,7 +13,7 @@ from torch import Tensor
 from cafedcl.config.trust_options import DefenceOptions
 from cafedcl.core.contract import Up
 from cafedcl.core.tensors import Tensors
-from cafedcl.federation.peers import Peers
+from cafedcl.federation.peers import FEWEST, Peers
 from cafedcl.federation.updates import Updates
 from cafedcl.functional.robust import (
     clip_factors,
@@ -53,6 +53,12 @@ class Defence:
         by_weights = kind in ("krum", "multi-krum", "peers") or not self.fields
         if kind != "none" and by_weights and not self.task.shared():
             yield f"defence.kind = {kind}: {name} sends no weights, so the defence changes nothing"
+        if self.peers is not None and len(self.task.clients.shards) <= FEWEST:
+            yield (
+                f"defence.kind = peers: with {len(self.task.clients.shards)} clients nobody is "
+                "left out, because nobody can tell who is lying; only the length of updates is "
+                "limited"
+            )
 
     def start(self, state: Tensors) -> Tensors:
         """Return the state before the first round, with what the defence keeps."""

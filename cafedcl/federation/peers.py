@@ -19,6 +19,8 @@ MEMORY = 0.9
 """Discount of a round. One round says little: a batch's noise is larger than the agreement."""
 LEAST = 0.25
 """The least standing, in standings of the median client. Noise has a standing of about 0."""
+FEWEST = 3
+"""Clients that are let in at least: of fewer, nobody can tell who is the odd one."""
 REPEATS = 3
 """How often peers are chosen anew, without those who were just found to disagree."""
 
@@ -54,7 +56,7 @@ class Peers:
             total = torch.where(has_peers, MEMORY * before + agreement, before)
             number = torch.where(has_peers, MEMORY * visits + 1, visits)
             again = ~has_peers | _stands(total / number.clamp_min(1), has_peers)
-            if again.sum() < 3 or torch.equal(again, trusted):
+            if again.sum() < FEWEST or torch.equal(again, trusted):
                 break
             trusted = again
         sums[clients] = total

@@ -17,8 +17,8 @@ KEPT = 0.995
 LEAST = 20
 """Validation images that are needed to set a limit."""
 NOT_DETECTED = (
-    "images unlike those seen in training are not detected: that needs a finished run with at "
-    f"least {LEAST} validation images for this model"
+    "images unlike those seen in training are not detected: that needs a finished run without "
+    f"privacy and with at least {LEAST} validation images for this model"
 )
 """What people read of a model without limits."""
 DESCRIPTIONS = ("features", "pixels")

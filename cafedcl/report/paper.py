@@ -131,7 +131,9 @@ def paper_position(setting: Setting) -> PaperPosition:
         home = "cifar100" if factor == "classes" else "cifar10"
         known = data == home and (factor != "clients" or regime == "practical")
         figures = SECOND.get((factor, value), {}) if known else {}
-        return PaperPosition(2, heading, f"{name}, {form.format(value)}", figures)
+        if figures:
+            return PaperPosition(2, heading, f"{name}, {form.format(value)}", figures)
+    # A heading of the paper names one factor, and leaves out what its readers know of the others.
     return PaperPosition(3, f"{setting.split}, K = {setting.clients}", name)
 
 

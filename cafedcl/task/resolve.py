@@ -9,7 +9,7 @@ from cafedcl.augment import find_augmenter
 from cafedcl.config.flags import Flags, set_flags
 from cafedcl.config.format import FORMAT, upgrade
 from cafedcl.config.model_options import SOURCES
-from cafedcl.config.options import read_options, to_toml
+from cafedcl.config.options import flattened, read_options, to_toml
 from cafedcl.config.sections import (
     CHOICES,
     SECTIONS,
@@ -80,6 +80,20 @@ def with_recommended(given: Mapping[str, Any], recommended: Mapping[str, Any]) -
         for name, value in recommended.items()
     )
     return {**given} if replaced else {**recommended, **given}
+
+
+def replaced_of_preset(tables: Mapping[str, Any], method: str) -> dict[str, tuple[Any, Any]]:
+    """Return options that a method's preset has other values for than tables give: both values.
+
+    Those of the method itself are not among them: tables that name another method give none to it.
+    """
+    flat = flattened(dict(tables))
+    _, preset = find_method(method.partition("+")[0])
+    return {
+        name: (flat[name], value)
+        for name, value in preset.items()
+        if "." in name and flat.get(name, value) != value
+    }
 
 
 def refuse_privacy_without_kind(given: Mapping[str, Any]) -> None:

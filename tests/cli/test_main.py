@@ -8,6 +8,7 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -258,7 +259,7 @@ BAD = {
     "resume nothing": (["resume", "nowhere"], "no such folder"),
     "no colon": (
         ["run", "--defence", "clip,cross_check=true"],
-        "a colon is expected after 'clip', as in clip:1.5",
+        "a colon is expected after 'clip': clip:cross_check=true",
     ),
     "late attack": (
         ["run", "--rounds", "2", "--attack", "scale:2,since=9"],
@@ -482,6 +483,65 @@ def test_rounds_are_also_logged_where_that_is_asked_for(call: Call, tmp_path: Pa
     assert err.count("\n") == 1
     assert "tensorboard" in err
     assert not (tmp_path / "elsewhere").exists()
+
+
+FULL = """
+[run]
+seed = 4
+
+[train]
+lr = 0.1
+momentum = 0.0
+
+[server]
+optimizer = "none"
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "seed"),
+    [
+        (["compare", "--methods", "fedavg,cafedcl:best"], 4),
+        (["compare", "--methods", "cafedcl:best", "--first-seed", "0"], 0),
+        (["sweep", "--method", "cafedcl:best", "--grid", "model.width=1,2"], 4),
+    ],
+)
+def test_a_file_that_replaces_options_of_a_preset_is_remarked_on_and_its_seed_is_the_first(
+    tmp_path: Path, invoke: Call, monkeypatch: pytest.MonkeyPatch, words: list[str], seed: int
+) -> None:
+    plans: list[Any] = []
+
+    def execute(plan: object, *_: object) -> list[object]:
+        plans.append(plan)
+        return []
+
+    monkeypatch.setattr("cafedcl.compare.run.run_comparison", execute)
+    monkeypatch.setattr("cafedcl.compare.run.run_sweep", execute)
+    monkeypatch.setattr("cafedcl.compare.run.end_sweep", lambda *_: None)
+    (tmp_path / "full.toml").write_text(FULL)
+    _, _, err = invoke(words[0], tmp_path / "full.toml", *words[1:], "--out", tmp_path / "out")
+    (warning,) = [line for line in err.splitlines() if line.startswith("warning: ")]
+    assert "full.toml replaces options of cafedcl:best: train.lr = 0.1 (cafedcl:best: 0." in warning
+    assert "train.momentum = 0.0" in warning
+    assert 'server.optimizer = "none" (cafedcl:best: "momentum")' in warning
+    assert [plan.first_seed for plan in plans] == [seed]
+
+
+def test_a_file_of_the_preset_itself_is_not_remarked_on(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text('[method]\nname = "cafedcl:best"\n[train]\nlr = 0.5\n')
+    settings = ["--rounds", "1", "--clients", "3", "--model", "mlp", "--quiet"]
+    code, _, err = call(
+        "run", "own.toml", "--method", "cafedcl:best", *settings, "--out", tmp_path / "a"
+    )
+    assert (code, err) == (0, "")
+    code, _, err = call("run", "own.toml", "--method", "fedavg", *settings, "--out", tmp_path / "b")
+    assert (code, err) == (0, "")
+
+
+def test_no_methods_are_not_the_default_method(call: Call, tmp_path: Path) -> None:
+    code, _, err = call("compare", "--methods", "", "--out", tmp_path / "out")
+    assert code == 2
+    assert "--methods: it is empty; name methods" in err
 
 
 def test_a_model_is_chosen_by_its_flag_in_a_comparison_too(

@@ -133,6 +133,33 @@ def test_a_mistake_in_a_plan_is_one_line(
     assert said in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("changes", "added"),
+    [
+        ({"seeds": 5}, "To add seeds: --first-seed 2 --seeds 3 --out OTHER; then `cafedcl table "),
+        (
+            {"methods": ["fedavg", "cafedcl", "fedprox"]},
+            "To add methods: --methods fedprox --out OTHER; then `cafedcl table ",
+        ),
+        ({"seeds": 1}, ""),
+        ({"methods": ["fedprox"]}, ""),
+        ({"seeds": 5, "methods": ["fedavg", "cafedcl", "fedprox"]}, ""),
+    ],
+)
+def test_how_seeds_and_methods_are_added_is_said(
+    changes: dict[str, Any], added: str, tmp_path: Path
+) -> None:
+    with hold(tmp_path / "out", plan(seeds=2)):
+        pass
+    with (
+        pytest.raises(CafedclError) as error,
+        hold(tmp_path / "out", plan(**{"seeds": 2, **changes})),
+    ):
+        pass
+    assert added in str(error.value)
+    assert ("To add" in str(error.value)) == bool(added)
+
+
 def hold(out: Path, made: Comparison) -> AbstractContextManager[None]:
     return planned(out, made.to_plain(), "compare.toml", "compare")
 

@@ -65,6 +65,18 @@ def test_grey_values_of_more_than_8_bits_are_said_with_their_window(run: Run) ->
     assert about(plain, run.model)["window"] == []
 
 
+def test_a_card_says_that_clients_lied_and_what_was_done(run: Run) -> None:
+    card = model_card(run, run.model, "m", None, "")
+    assert "attack" not in card
+    assert "defence" not in card
+    trust = {"attack": {"kind": "scale", "clients": 2}, "defence": {"kind": "clip"}}
+    config = resolve({"method": {"name": "cafedcl"}, **trust})
+    attacked = replace(run.config, attack=config.attack, defence=config.defence)
+    card = model_card(replace(run, config=attacked), run.model, "m", None, "")
+    assert "| attack | scale:2: clients lied, as an experiment |" in card
+    assert "| defence | clip |" in card
+
+
 def test_a_card_without_a_licence_says_so(run: Run) -> None:
     assert "Not stated." in model_card(run, run.model, "digits.onnx", None, "")
 

@@ -151,6 +151,14 @@ def test_a_swapped_prototype_loses_the_confidence_that_it_claims(tiny: Tiny) -> 
     assert shares[True] < 0.8 * shares[False]
 
 
+@pytest.mark.parametrize("clients", [3, 4])
+def test_peers_of_three_clients_cannot_leave_anybody_out(clients: int, tiny: Tiny) -> None:
+    options = {"federation__clients": clients, "split__classes": 5}
+    federation = tiny("fedavg", **options, defence__kind="peers")
+    told = [it for it in federation.notices if "nobody is left out" in it]
+    assert bool(told) == (clients == 3)
+
+
 @pytest.mark.parametrize("method", ["local", "fedproto", "fedavg"])
 @pytest.mark.parametrize("kind", ["krum", "multi-krum", "peers", "clip", "median", "trimmed-mean"])
 def test_a_defence_of_what_the_method_does_not_send_is_told(
