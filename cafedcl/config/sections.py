@@ -351,6 +351,11 @@ def read_file(path: str | Path) -> dict[str, Any]:
         ) from None
     except (ValueError, RecursionError) as error:
         raise CafedclError(f"{path}: not valid TOML: {error}") from None
+    except IsADirectoryError:
+        raise CafedclError(
+            f"{path}: a config file is expected, and this is a folder; images are given by --data "
+            f"{path}, and the config of a run is the file config.toml in its folder"
+        ) from None
     except OSError as error:
         raise CafedclError(f"{path}: cannot be read: {error.strerror}") from None
 

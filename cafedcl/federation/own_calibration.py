@@ -15,6 +15,7 @@ from torch import Tensor
 from cafedcl.config.data_options import DataOptions
 from cafedcl.core.contract import Shape
 from cafedcl.core.errors import CafedclError
+from cafedcl.core.paths import absolute
 from cafedcl.core.rng import stream
 from cafedcl.core.steps import step
 from cafedcl.core.tensors import Tensors, spaced_rows
@@ -36,6 +37,12 @@ def load_labelled(
     """
     channels, height, width = shape
     if all_images:
+        place = absolute(str(name)) if is_own(str(name)) else name
+        if place == options.name:
+            raise CafedclError(
+                f"{name}: the model was trained on these images, so probabilities that are fitted "
+                "to all of them would be too certain; leave --all-images out, or give others"
+            )
         # Which of them are for testing does not matter, so these columns need not be there.
         options = replace(options, client="", group="")
     chosen = replace(

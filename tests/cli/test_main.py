@@ -538,6 +538,13 @@ def test_a_file_of_the_preset_itself_is_not_remarked_on(call: Call, tmp_path: Pa
     assert (code, err) == (0, "")
 
 
+def test_a_folder_is_no_config_file(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    code, _, err = call("run", "photos")
+    assert code == 2
+    assert "photos: a config file is expected, and this is a folder; images are given by " in err
+
+
 def test_no_methods_are_not_the_default_method(call: Call, tmp_path: Path) -> None:
     code, _, err = call("compare", "--methods", "", "--out", tmp_path / "out")
     assert code == 2

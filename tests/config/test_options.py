@@ -187,7 +187,7 @@ def test_a_file_that_is_not_text_or_not_there_is_refused(tmp_path):
         read_file(tmp_path / "bytes.toml")
     with pytest.raises(CafedclError, match="cannot be read: No such file"):
         read_file(tmp_path / "none.toml")
-    with pytest.raises(CafedclError, match="cannot be read"):
+    with pytest.raises(CafedclError, match="a config file is expected, and this is a folder"):
         read_file(tmp_path)
 
 

@@ -1,5 +1,6 @@
 """A model's probabilities, fitted to labelled images that somebody has."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +100,12 @@ def test_all_images_are_used_if_asked_for(run: Run, mine: Path, digits: Dataset)
     assert run.calibrated(mine, all_images=True).model.calibration_images == len(x) + 200
 
 
+def test_all_images_of_training_are_refused(run: Run, mine: Path) -> None:
+    trained = replace(run.config, data=replace(run.config.data, name=str(mine.resolve())))
+    with pytest.raises(CafedclError, match="the model was trained on these images"):
+        replace(run, config=trained).calibrated(mine, all_images=True)
+
+
 def test_images_in_colour_become_what_the_model_takes(
     run: Run, mine: Path, digits: Dataset, tmp_path: Path
 ) -> None:
@@ -173,8 +180,9 @@ def test_the_images_for_testing_are_those_of_training(column: str, tmp_path: Pat
     found = load_labelled(table, options, (1, 8, 8), Window(), all_images=False)
     assert torch.equal(found.test_x, trained.test_x)
     # With all images nothing is chosen for testing, and what is a patient still counts.
-    table.write_text(table.read_text().replace("case", "patient"))
-    whole = load_labelled(table, options, (1, 8, 8), Window(), all_images=True)
+    other = tmp_path / "other.csv"
+    other.write_text(table.read_text().replace("case", "patient"))
+    whole = load_labelled(other, options, (1, 8, 8), Window(), all_images=True)
     assert len(whole.groups) + len(whole.test_groups) == 120
 
 

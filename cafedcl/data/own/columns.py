@@ -24,7 +24,8 @@ LOOKALIKES: RoleWords = {
     "client": (
         "centre", "center", "clinic", "clinics", "clients", "sites", "hospitals", "institute",
         "institutions", "department", "facility", "location", "scanner", "device", "vendor",
-        "manufacturer", "user", "owner", "station", "country", "city",
+        "manufacturer", "user", "owner", "station", "country", "city", "line", "plant", "factory",
+        "machine", "camera", "ward", "branch",
     ),
     "group": (
         "patients", "subject", "person", "participant", "case", "study", "series", "lesions",

@@ -78,6 +78,8 @@ def test_columns_that_are_not_understood_are_named_and_suggested(table, load, ca
     assert "4 columns are not used: age, clinic_name (if it is the client, set data.client = " in (
         warning
     )
+    load(table(line=lambda i: i % 3))
+    assert "line (if it is the client, set data.client = line)" in capsys.readouterr().err
     assert "subject (if its images belong together, add --group subject)" in warning
     assert "fold (if it says train or test, rename it to split)" in warning
 
