@@ -21,6 +21,9 @@ from cafedcl.report.setting import Setting
 
 FEW = 4
 """More methods than these are counted and not named."""
+OPTIMIZER = "server.optimizer"
+OF_SERVER_OPTIMIZER = tuple(f"server.{name}" for name in ("lr", "momentum", "beta2", "tau"))
+"""Options that a run without a server's optimizer does not use, whatever they are."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,8 @@ class SettingGroup:
         holders: dict[str, dict[str, list[str]]] = {}
         for row in self.main:
             for name, value in row.runs[0].variant:
+                if name in OF_SERVER_OPTIMIZER and row.runs[0].settings.get(OPTIMIZER) == "none":
+                    continue
                 if name.startswith(common) and name not in row.changed:
                     told = value.strip("'")
                     holders.setdefault(name, {}).setdefault(told, []).append(row.label)

@@ -258,6 +258,16 @@ def test_an_attack_on_one_method_only_is_named(make_run: Maker, tmp_path: Path) 
     assert line == "methods differ in attack: none (fedavg) / sign-flip:1 (cafedcl)"
 
 
+def test_what_a_run_does_not_use_is_no_difference(make_run: Maker, tmp_path: Path) -> None:
+    used = {"server__optimizer": "momentum", "server__momentum": 0.8}
+    make_run(tmp_path / "a", "fedavg", server__optimizer="none", server__momentum=0.9)
+    make_run(tmp_path / "b", "cafedcl", **used)
+    (line,) = read_runs([tmp_path]).groups[0].differing()
+    assert line == "methods differ in server.optimizer: momentum (cafedcl) / none (fedavg)"
+    make_run(tmp_path / "c", "moon", **{**used, "server__momentum": 0.5})
+    assert len(read_runs([tmp_path]).groups[0].differing()) == 2
+
+
 def test_many_methods_that_agree_are_counted(make_run: Maker, tmp_path: Path) -> None:
     for method in ("fedavg", "fedprox", "moon", "fedlc", "fednh"):
         make_run(tmp_path / method, method, train__lr=0.1)
