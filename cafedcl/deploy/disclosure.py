@@ -193,6 +193,11 @@ def limits(config: Config) -> list[str]:
         + ("no notes are sent" if release.notes == "off" else "notes are sent")
         + " ([release])"
     ]
+    if release.is_plain:
+        lines.append(
+            "this [release] is that of a simulation, as the config of its run has it; sites refuse "
+            "it by default. Without [release] you see what sites send by default"
+        )
     reveals = find_method(config.method.name)[0].reveals
     if reveals:
         lines.append(

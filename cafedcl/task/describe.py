@@ -82,7 +82,9 @@ def _advice(config: Config, task: Task, forward: float) -> str:
     seconds = TRAINING * forward * images / (CORE_OPERATIONS * cores())
     if seconds < LONG_RUN:
         return ""
-    return f"; without a GPU that takes about {spoken(seconds)}, and --model cnn4 far less"
+    # The gradient of every image, one client after another, takes several times as long.
+    about = "far more than" if config.privacy.protects_records else "about"
+    return f"; without a GPU that takes {about} {spoken(seconds)}, and --model cnn4 far less"
 
 
 def scoring_line(config: Config, task: Task) -> str:

@@ -88,6 +88,11 @@ def test_the_limits_are_told_in_words():
     assert "no differential privacy" in lines[1]
     private = resolve({"method": {"name": "fedavg"}, "privacy": {"kind": "clients"}})
     assert "the server itself sees" in limits(private)[1]
+    plain = {"fewest": 1, "counts": "exact", "prototypes": "raw", "notes": "on"}
+    simulated = limits(resolve({"method": {"name": "fedavg"}, "release": plain}))
+    assert "class counts are exact" in simulated[0]
+    assert "that of a simulation" in simulated[1]
+    assert not any("that of a simulation" in line for line in lines)
 
 
 def test_the_command_prints_the_list(capsys, tmp_path):

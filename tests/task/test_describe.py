@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -57,6 +59,9 @@ def test_a_faster_model_is_named_where_the_chosen_one_takes_hours(
     forward = operations(setup.task.network.encoder, (3, 32, 32))
     hours = 3 * forward * 5 * 90 * 3 * rounds / (2 * 5e10) / 3600
     assert line.endswith(f"{words}{hours:.1f} h, and --model cnn4 far less")
+    private = replace(setup.config, privacy=replace(setup.config.privacy, kind="records"))
+    slow = words.replace("about", "far more than")
+    assert f"{slow}{hours:.1f} h" in cost_line(private, setup.task)
 
 
 def test_scoring_that_takes_long_is_announced_with_what_shortens_it(digits, monkeypatch):
