@@ -545,6 +545,15 @@ def test_a_folder_is_no_config_file(call: Call, tmp_path: Path) -> None:
     assert "photos: a config file is expected, and this is a folder; images are given by " in err
 
 
+def test_a_folder_of_runs_names_one_of_them(call: Call, tmp_path: Path) -> None:
+    for place in ("study/digits/iid/fedavg/s1", "study/digits/iid/fedavg/s0", "runs/first"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "config.toml").write_text("")
+    _, _, err = call("show", "study")
+    assert "no run here (no config.toml); did you mean study/digits/iid/fedavg/s0?" in err
+    assert "did you mean runs/first?" in call("show", "runs")[2]
+
+
 def test_no_methods_are_not_the_default_method(call: Call, tmp_path: Path) -> None:
     code, _, err = call("compare", "--methods", "", "--out", tmp_path / "out")
     assert code == 2
