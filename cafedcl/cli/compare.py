@@ -108,7 +108,7 @@ def compare(
         flags=flags,
         settings=settings or (),
     )
-    warn_of_presets(config, plan.methods)
+    warn_of_presets(config, plan.methods, flags, settings or ())
     place = check_out(out)
     end_comparison(run_comparison(plan, place, means), place)
 
@@ -214,7 +214,7 @@ def sweep(
     )
     method = flags.get("method")
     if method is not None:
-        warn_of_presets(config, [method])
+        warn_of_presets(config, [method], flags, settings or ())
     place = check_out(out)
     end_sweep(run_sweep(plan, place, tune, means), place)
 

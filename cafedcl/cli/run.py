@@ -56,7 +56,7 @@ def run(
     chosen = gather(config, settings=settings or [], **flags)
     method = flags.get("method")
     if method is not None:
-        warn_of_presets(config, [method])
+        warn_of_presets(config, [method], flags, settings or ())
     words = (chosen.label, Path(chosen.data.name).stem, f"s{chosen.run.seed}")
     name = slug("-".join(slug(word, keep=".") for word in words), keep=".-")
     with (

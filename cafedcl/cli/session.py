@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cafedcl.config.flags import Flags
 from cafedcl.config.privacy_options import short_privacy
 from cafedcl.config.trust_options import short_attack, short_defence, trust_words
 from cafedcl.core.commands import cafedcl_command
@@ -37,15 +38,30 @@ def read_config_file(config: Path | None) -> dict[str, Any]:
     return {} if config is None else upgrade(read_file(config), default=FORMAT)
 
 
-def warn_of_presets(config: Path | None, methods: Iterable[str]) -> None:
-    """Warn of presets of which a config file that names another method replaces options."""
-    from cafedcl.config.options import to_toml
+def warn_of_presets(
+    config: Path | None, methods: Iterable[str], flags: Flags, settings: Iterable[str]
+) -> None:
+    """Warn of presets of which a config file that names another method replaces options.
+
+    What flags and ``--set`` say was asked for.
+    """
+    from cafedcl.config.flags import set_flags
+    from cafedcl.config.options import flattened, to_toml
+    from cafedcl.config.sections import assign
     from cafedcl.task.resolve import replaced_of_preset
 
     tables = read_config_file(config)
-    named = tables.get("method", {}).get("name")
+    named = str(tables.get("method", {}).get("name", "")).partition("+")[0]
+    asked: dict[str, dict[str, Any]] = {}
+    set_flags(asked, flags)
+    for setting in settings:
+        assign(asked, setting)
     for method in methods:
-        replaced = {} if method == named else replaced_of_preset(tables, method)
+        if method.partition("+")[0] == named:
+            continue
+        replaced = replaced_of_preset(tables, method)
+        for name in flattened(asked):
+            replaced.pop(name, None)
         if replaced:
             changes = ", ".join(
                 f"{name} = {to_toml(given)} ({method}: {to_toml(value)})"

@@ -203,19 +203,22 @@ def first_seed_of(tables: Mapping[str, Any], given: int | None) -> int:
     """Return the first seed: the one that is asked for, or else that of a config file."""
     if given is not None:
         return given
-    seed: int = read_options(SECTIONS["run"], tables.get("run", {}), "run").seed
+    seed: int = read_options(SECTIONS["run"], checked_tables(tables).get("run", {}), "run").seed
     return seed
 
 
 def how_to_add(there: Mapping[str, Any], plan: Mapping[str, Any], out: Path) -> str:
     """Return how seeds or methods are added to a comparison; empty if something else differs."""
-    differing = {name for name in plan if there.get(name) != plan[name]}
-    together = f"; then `cafedcl table {out} OTHER` shows both"
+    if there.keys() != plan.keys():
+        return ""
+    differing = {name for name in plan if there[name] != plan[name]}
+    together = f"; then `{cafedcl_command('table', out)} OTHER` shows both"
     if differing == {"seeds"} and plan["seeds"] > there["seeds"]:
         first = there["first_seed"] + there["seeds"]
         more = plan["seeds"] - there["seeds"]
         return f". To add seeds: --first-seed {first} --seeds {more} --out OTHER{together}"
-    if differing <= {"methods", "options"} and {*plan["methods"]} > {*there.get("methods", [])}:
+    same = all(plan["options"].get(name) == it for name, it in there["options"].items())
+    if differing <= {"methods", "options"} and same and {*plan["methods"]} > {*there["methods"]}:
         added = [name for name in plan["methods"] if name not in there["methods"]]
         return f". To add methods: --methods {','.join(added)} --out OTHER{together}"
     return ""
@@ -300,7 +303,7 @@ def planned(out: Path, plan: dict[str, Any], file: str, command: str) -> Iterato
             raise CafedclError(
                 f"{out}: holds another plan ({differences(there, plan)}); resume it with "
                 f"`{resume_command(command, there, out)}`, or choose another --out"
-                f"{how_to_add(there, plan, out)}"
+                f"{how_to_add(there, plan, out) if file == Comparison.FILE else ''}"
             )
     # A lock file alone is left behind by a command that stopped before it wrote its plan.
     elif out.exists() and not (

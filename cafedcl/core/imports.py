@@ -208,6 +208,8 @@ def optional(module: str, extra: str, asked: str) -> Any:
             f"{asked}: {module} is not installed; install the extra {extra}: pip install "
             f"{' '.join(map(shlex.quote, requirements(extra)))}"
         ) from None
+    except ImportError as error:
+        raise CafedclError(f"{asked}: {module} cannot be imported: {error}") from None
 
 
 def requirements(extra: str) -> list[str]:

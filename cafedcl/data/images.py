@@ -78,7 +78,7 @@ def read_images(paths: Sequence[Path], shape: Shape, window: Window | None = Non
 
 
 def read_image(path: Path, shape: Shape, window: Window) -> tuple[Tensor, bool]:
-    """Read an image file as `read_images` does; also return whether it has more than 8 bits."""
+    """Read an image file as `read_images` does; also return whether a window made it bytes."""
     channels, height, width = shape
     try:
         with open_image(path) as opened:

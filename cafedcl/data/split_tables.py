@@ -61,6 +61,16 @@ def save_table(shards: Shards, labels: Tensor, path: Path) -> None:
         write_atomically(path, text.getvalue().encode())
 
 
+def check_labels(path: Path) -> None:
+    """Refuse a table that cannot be checked against data of which only a part is used."""
+    head = read_content(path).decode("utf-8-sig", "replace").partition("\n")[0]
+    if LABEL not in (name.strip() for name in head.split(",")):
+        raise CafedclError(
+            f"{path}: with data.images, images are numbered anew, so the table needs the column "
+            "label, which shows that it was made for the same part of the data"
+        )
+
+
 def load_table(path: Path, labels: Ints) -> SplitTable:
     """Read a table; the first mistake in it is named with its line."""
     try:
@@ -124,7 +134,11 @@ def _numbered(
     path: Path, client_of: dict[int, str], part_of: dict[int, int], images: int
 ) -> SplitTable:
     """Return what rows say, with clients by their numbers: their own, if these are 0 to K−1."""
-    names = sorted(set(client_of.values()))
+    # Numbers from 1, say, are names, but in the order of numbers.
+    names = sorted(
+        set(client_of.values()),
+        key=lambda name: (_whole_number(name) is None, _whole_number(name) or 0, name),
+    )
     if not names:
         raise CafedclError(f"{path}: it lists no image")
     numbers = [_whole_number(name) for name in names]

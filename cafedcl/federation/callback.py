@@ -80,8 +80,9 @@ ALIKE = 0.7
 def check_events(callback: Callback) -> None:
     """Refuse a method whose name is nearly that of an event: it would never be called."""
     for cls in type(callback).__mro__:
-        for name in vars(cls):
-            if name in EVENTS or name.startswith("_") or not callable(getattr(callback, name)):
+        for name, value in vars(cls).items():
+            # Not asked of the object: a property may need what a run has not made yet.
+            if name in EVENTS or name.startswith("_") or not callable(value):
                 continue
             close = get_close_matches(name, EVENTS, n=1, cutoff=ALIKE)
             if close:

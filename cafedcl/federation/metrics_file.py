@@ -74,7 +74,7 @@ OPTIONAL = {"reason", "left_out", "privacy"}
 
 
 def on_most_clients(lines: Sequence[MetricsLine]) -> list[MetricsLine]:
-    """Return the rounds whose server's model was scored on the most clients.
+    """Return the rounds with the server's model scored on the most clients.
 
     Where a site gave no scores, those of the others are on other images, and a best round is not to
     be one in which the hardest images were missing.

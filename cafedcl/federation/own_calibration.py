@@ -19,7 +19,7 @@ from cafedcl.core.paths import absolute
 from cafedcl.core.rng import stream
 from cafedcl.core.steps import step
 from cafedcl.core.tensors import Tensors, spaced_rows
-from cafedcl.data import Dataset, is_own, load_dataset
+from cafedcl.data import ALIASES, Dataset, is_own, load_dataset
 from cafedcl.data.grey_values import Window
 from cafedcl.federation.final_scores import MOST_DESCRIBED
 from cafedcl.federation.served_model import GIVEN, ServedModel
@@ -37,8 +37,8 @@ def load_labelled(
     """
     channels, height, width = shape
     if all_images:
-        place = absolute(str(name)) if is_own(str(name)) else name
-        if place == options.name:
+        place = absolute(str(name)) if is_own(str(name)) else str(name)
+        if ALIASES.get(place, place) == ALIASES.get(options.name, options.name):
             raise CafedclError(
                 f"{name}: the model was trained on these images, so probabilities that are fitted "
                 "to all of them would be too certain; leave --all-images out, or give others"
@@ -96,7 +96,13 @@ def calibration_on(
             found = [model.described(part) for part in parts]
             described = {name: torch.cat([one[name] for one in found]) for name in DESCRIPTIONS}
             limits = _limits(described, y, groups, len(model.classes))
-        return {**fitted_calibration(scores, y, counts), GIVEN: torch.ones(1), **limits}
+        fitted = fitted_calibration(scores, y, counts)
+        if not fitted["images"]:
+            raise CafedclError(
+                f"{where}: no image is of a class that this model can predict, so nothing can be "
+                "calibrated"
+            )
+        return {**fitted, GIVEN: torch.ones(1), **limits}
 
 
 def _limits(described: Tensors, y: Tensor, groups: Tensor, classes: int) -> Tensors:

@@ -121,9 +121,10 @@ class RunFolder:
         if not folder.begun:
             if folder.path.is_dir():
                 # A folder of runs has them below it; one of a comparison, four folders deep.
-                patterns = [f"{'*/' * depth}{CONFIG}" for depth in range(1, 5)]
-                below = [it.parent for pattern in patterns for it in folder.path.glob(pattern)]
-                advice = f"; did you mean {min(below)}?" if below else ""
+                patterns = (f"{'*/' * depth}{CONFIG}" for depth in range(1, 5))
+                levels = (sorted(folder.path.glob(pattern)) for pattern in patterns)
+                below = next(filter(None, levels), [])
+                advice = f"; did you mean {below[0].parent}?" if below else ""
                 raise CafedclError(f"{path}: there is no run here (no {CONFIG}){advice}")
             raise CafedclError(f"{path}: there is no such folder")
         return folder

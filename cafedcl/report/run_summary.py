@@ -211,7 +211,7 @@ class RunSummary:
             return None
         if which == "last":
             return scored[-1]
-        among = on_most_clients(scored)
+        among = on_most_clients(scored) if protocol == "server" else scored
         return max(among, key=lambda line: self.score(line, protocol, by) or 0.0)
 
 

@@ -20,6 +20,7 @@ from cafedcl.core.steps import step
 from cafedcl.core.tensors import MODEL, Tensors, moved, prefixed
 from cafedcl.data import Dataset, is_own, load_dataset
 from cafedcl.data.shards import Shards, merge_clients, stratified_rows
+from cafedcl.data.split_tables import check_labels, is_table
 from cafedcl.data.splits import SplitWords, split
 from cafedcl.device.choose import choose_device
 from cafedcl.methods import checked, find_method
@@ -166,6 +167,8 @@ def settle_split(config: Config, data: Dataset) -> tuple[Config, Shards]:
     options = replace(config.split, kind=kind)
     # An option that `natural` does not use is found only now if the kind was `auto`.
     check_together(options, "split")
+    if kind == "file" and config.data.images and is_table(Path(options.file)):
+        check_labels(Path(absolute(options.file)))
     test_share = PFLLIB_TEST_SHARE if config.evaluate.protocol == "pfllib" else 0.0
     shards = split(
         data.train_y,

@@ -92,7 +92,9 @@ def headline(lines: Sequence[MetricsLine]) -> str:
 
 def best_round(lines: Sequence[MetricsLine], path: str) -> MetricsLine | None:
     """Return the first of the rounds in which a score was highest, of those on most clients."""
-    scored = on_most_clients([line for line in lines if value_of(line, path) is not None])
+    scored = [line for line in lines if value_of(line, path) is not None]
+    if path.startswith("server."):
+        scored = on_most_clients(scored)
     return max(scored, key=lambda line: value_of(line, path) or 0.0) if scored else None
 
 

@@ -37,13 +37,21 @@ TINY: dict[str, dict[str, Any]] = {
 """Five clients with two classes each, three of them in a round."""
 READERS = ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__")
 """The ways to read a tensor's value."""
-SHAPED_BY_VALUES = (
-    torch.ops.aten.nonzero,
-    torch.ops.aten.masked_select,
-    torch.ops.aten._unique2,
-    torch.ops.aten.unique_dim,
-)
+SHAPED_BY_VALUES = tuple(
+    getattr(torch.ops.aten, name)
+    for name in (
+        "nonzero", "masked_select", "bincount", "repeat_interleave", "_unique", "_unique2",
+        "unique_dim", "unique_consecutive", "unique_dim_consecutive",
+    )
+)  # fmt: skip
 """Operations whose result has a shape that depends on values."""
+BY_INDEX = (
+    torch.ops.aten.index,
+    torch.ops.aten.index_put,
+    torch.ops.aten.index_put_,
+    torch.ops.aten._index_put_impl_,
+)
+"""Operations on rows that are given by numbers or by a mask."""
 
 
 class ConformanceError(AssertionError):
@@ -234,10 +242,14 @@ class _FixedShapes(TorchDispatchMode):
         arguments: tuple[Any, ...] = (),
         named: dict[str, Any] | None = None,
     ) -> Any:
-        selects = operation is torch.ops.aten.index.Tensor and any(
+        packet = operation.overloadpacket
+        selects = packet in BY_INDEX and any(
             index is not None and index.dtype in (torch.bool, torch.uint8) for index in arguments[1]
         )
-        if selects or operation.overloadpacket in SHAPED_BY_VALUES:
+        # A single number is written where a mask says without looking for the places.
+        fills = packet is not torch.ops.aten.index and selects and arguments[2].numel() == 1
+        # Reading a value is not looked for here: on a CPU, one_hot reads its labels to check them.
+        if (selects and not fills) or packet in SHAPED_BY_VALUES:
             self.refuse()
         return operation(*arguments, **(named or {}))
 

@@ -534,6 +534,10 @@ def test_a_file_of_the_preset_itself_is_not_remarked_on(call: Call, tmp_path: Pa
         "run", "own.toml", "--method", "cafedcl:best", *settings, "--out", tmp_path / "a"
     )
     assert (code, err) == (0, "")
+    (tmp_path / "own.toml").write_text("[train]\nlr = 0.5\n")
+    given = ["--method", "cafedcl:best", "--set", "train.lr=0.3", *settings]
+    code, _, err = call("run", "own.toml", *given, "--out", tmp_path / "c")
+    assert (code, err) == (0, "")
     code, _, err = call("run", "own.toml", "--method", "fedavg", *settings, "--out", tmp_path / "b")
     assert (code, err) == (0, "")
 
@@ -552,6 +556,13 @@ def test_a_folder_of_runs_names_one_of_them(call: Call, tmp_path: Path) -> None:
     _, _, err = call("show", "study")
     assert "no run here (no config.toml); did you mean study/digits/iid/fedavg/s0?" in err
     assert "did you mean runs/first?" in call("show", "runs")[2]
+
+
+def test_a_section_that_is_a_number_is_one_line(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "flat.toml").write_text("run = 5\n")
+    code, _, err = call("compare", "flat.toml", "--methods", "fedavg", "--out", tmp_path / "out")
+    assert code == 2
+    assert "run: a section is expected, such as [run]" in err
 
 
 def test_no_methods_are_not_the_default_method(call: Call, tmp_path: Path) -> None:

@@ -144,6 +144,7 @@ def test_a_mistake_in_a_plan_is_one_line(
         ({"seeds": 1}, ""),
         ({"methods": ["fedprox"]}, ""),
         ({"seeds": 5, "methods": ["fedavg", "cafedcl", "fedprox"]}, ""),
+        ({"methods": ["fedavg", "cafedcl", "fedprox"], "settings": ["method.tau=0.5"]}, ""),
     ],
 )
 def test_how_seeds_and_methods_are_added_is_said(

@@ -108,6 +108,15 @@ def test_an_extra_brings_what_the_project_says() -> None:
     assert requirements("onn") == ["cafedcl[onn]"]
 
 
+def test_a_package_that_is_broken_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_package.py").write_text("raise ImportError('no such name')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(CafedclError, match="this: broken_package cannot be imported: no such name"):
+        optional("broken_package", "hf", "this")
+
+
 def test_code_that_was_never_installed_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(_: str) -> list[str]:
         raise metadata.PackageNotFoundError

@@ -14,6 +14,8 @@ from cafedcl.core.errors import CafedclError
 from cafedcl.data.shards import PARTS, Shards, save_shards
 from cafedcl.data.split_tables import save_table
 from cafedcl.data.splits import split
+from cafedcl.task.build import prepare
+from cafedcl.task.resolve import gather
 
 LABELS = torch.arange(60) % 3
 CLASSES = 3
@@ -101,6 +103,16 @@ def test_a_table_of_two_columns_is_enough(tmp_path: Path) -> None:
 def test_numbers_from_1_are_names(tmp_path: Path) -> None:
     assert read(table(tmp_path, "client,image", "1,0", "2,1")).names == ("1", "2")
     assert read(table(tmp_path, "client,image", "1,0", "0,1")).names == ()
+    lines = [f"{number},{number}" for number in range(12, 0, -1)]
+    assert read(table(tmp_path, "client,image", *lines)).names == (*map(str, range(1, 13)),)
+
+
+def test_a_part_of_the_data_needs_a_table_with_labels(tmp_path: Path) -> None:
+    path = table(tmp_path, "image,client", *(f"{image},{image % 2}" for image in range(40)))
+    asked = ["data.images=100", "split.kind=file", f"split.file={path}"]
+    with pytest.raises(CafedclError, match="so the table needs the column label"):
+        prepare(gather(settings=asked, method="fedavg"))
+    prepare(gather(settings=asked[1:], method="fedavg"))
 
 
 @pytest.mark.parametrize(

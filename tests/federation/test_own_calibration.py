@@ -16,6 +16,7 @@ from cafedcl.data.grey_values import WHOLE_16_BITS, Window
 from cafedcl.data.images import read_images
 from cafedcl.federation.own_calibration import load_labelled
 from cafedcl.federation.result import Run
+from cafedcl.federation.served_model import ServedModel
 
 SETTINGS = {
     "model.name": "mlp",
@@ -98,6 +99,17 @@ def test_a_clients_own_model_has_a_calibration_of_its_own(run: Run, mine: Path) 
 def test_all_images_are_used_if_asked_for(run: Run, mine: Path, digits: Dataset) -> None:
     x, _ = sample(digits, 0)
     assert run.calibrated(mine, all_images=True).model.calibration_images == len(x) + 200
+
+
+def test_images_of_classes_that_cannot_be_predicted_do_not_calibrate(
+    run: Run, mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def impossible(_: ServedModel, x: torch.Tensor) -> torch.Tensor:
+        return torch.full((len(x), len(run.names)), -1e9)
+
+    monkeypatch.setattr(ServedModel, "scores", impossible)
+    with pytest.raises(CafedclError, match="no image is of a class that this model can predict"):
+        run.calibrated(mine)
 
 
 def test_all_images_of_training_are_refused(run: Run, mine: Path) -> None:

@@ -457,6 +457,10 @@ class Misspelt(Diary):
 
 
 class WithAHelper(Diary):
+    @property
+    def client(self) -> int:
+        raise AttributeError("only while a run is under way")
+
     def summary(self) -> str:
         return "a helper whose name is like that of no event"
 

@@ -66,6 +66,8 @@ def test_the_best_round_is_the_first_of_the_highest() -> None:
     assert best_round(lines, "server.accuracy")["round"] == 3  # type: ignore[index]
     assert best_round(lines[:2], "server.accuracy")["round"] == 0  # type: ignore[index]
     assert best_round(lines[1:2], "server.accuracy")["round"] == 1  # type: ignore[index]
+    # Own models are scored whether or not the server's is.
+    assert best_round(lines, "own.client_mean")["round"] == 3  # type: ignore[index]
     assert headline(lines) == "server.accuracy"
     assert headline([line(0, None)]) == "own.client_mean"
 

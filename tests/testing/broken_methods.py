@@ -219,6 +219,19 @@ class SelectsImages(FedAvg):
         return {**super().loss(model, batch, visit), "size": z.square().sum() / batch.weight.sum()}
 
 
+class WritesByAMask(FedAvg):
+    def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
+        z = self.embed(model, batch.x).clone()
+        z[batch.weight > 0] = z.detach().mean(0)
+        return {**super().loss(model, batch, visit), "size": (z * batch.weight[:, None]).sum()}
+
+
+class CountsLabels(FedAvg):
+    def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
+        ce = super().loss(model, batch, visit)["ce"]
+        return {"ce": ce, "labels": ce * torch.bincount(batch.y).sum().clamp(0, 1)}
+
+
 class SlowsDown(FedAvg):
     def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
         return {"ce": super().loss(model, batch, visit)["ce"] * (1 - visit.progress)}
@@ -321,6 +334,8 @@ BROKEN: dict[type[FedAvg], tuple[str, str]] = {
     LooksAtTheWholeBatch: ("per image", "over several images is not the mean of those over one"),
     SendsMoreThanWeights: ("per image", "it sends 'classes' besides the weights"),
     SelectsImages: ("no value is read", "instead of selecting rows by x[mask], weight them"),
+    WritesByAMask: ("no value is read", "makes a tensor whose shape depends on values"),
+    CountsLabels: ("no value is read", "makes a tensor whose shape depends on values"),
     SlowsDown: ("rounds ahead", "of its state depends on the number of rounds"),
     UpdatesInPlace: ("order", "`update` changes 'server/rounds' in place"),
     Rolls: ("no chance", "'ce' differs when it is computed again"),
