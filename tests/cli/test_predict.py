@@ -288,7 +288,9 @@ def test_two_formats_are_refused(call: Call) -> None:
     assert "--json, --format csv: they say different things" in err
 
 
-def test_a_model_is_calibrated_on_images_of_ones_own(call: Call, home: Path) -> None:
+def test_a_model_is_calibrated_on_images_of_ones_own(
+    call: Call, home: Path, digits: Dataset
+) -> None:
     mine = ("--calibrate", "digits")
     _, before, _ = call("predict", "run", "photos", "--json", "--top", 10)
     code, out, err = call("predict", "run", "photos", "--json", "--top", 10, *mine)
@@ -298,8 +300,13 @@ def test_a_model_is_calibrated_on_images_of_ones_own(call: Call, home: Path) -> 
     assert [row["probability"] for row in rows[0]] != [row["probability"] for row in rows[1]]
     _, out, _ = call("predict", "run", "photos/0.png", *mine)
     assert "calibrated on the 359 labelled images that you gave" in out
-    _, out, _ = call("predict", "run", "photos/0.png", *mine, "--all-images")
-    assert "calibrated on the 1797 labelled images that you gave" in out
+    code, _, err = call("predict", "run", "photos/0.png", *mine, "--all-images")
+    assert code == 2
+    assert "digits: the model was trained on these images" in err
+    np.savez(home / "copy.npz", x=digits.train_x[:, 0].numpy(), y=digits.train_y.numpy())
+    copy = ("--calibrate", "copy.npz", "--all-images")
+    _, out, _ = call("predict", "run", "photos/0.png", *copy)
+    assert f"calibrated on the {len(digits.train_y)} labelled images that you gave" in out
     code, out, err = call("predict", "run", "photos/0.png", "--all-images")
     assert (code, out) == (2, "")
     assert err == "error: --all-images: of which data? add --calibrate DATA\n"
