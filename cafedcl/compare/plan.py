@@ -92,8 +92,7 @@ class Comparison:
             [absolute_data_name(name) for name in data or [str(flat.get("data.name", "digits"))]],
             "--data",
         )
-        if "seed" in chosen.get("run", {}):
-            raise CafedclError("--set run.seed: use --seeds N and --first-seed N")
+        refuse_seed(chosen)
         ignored = [key for key in chosen.get("split", {}) if key in {"kind", *OF_ONE_KIND}]
         if splits and ignored:
             raise CafedclError(
@@ -197,6 +196,12 @@ def check_seeds(seeds: int, first: int) -> None:
         raise CafedclError(f"--seeds {seeds}: it must be at least 1")
     if first < 0:
         raise CafedclError(f"--first-seed {first}: it must be at least 0")
+
+
+def refuse_seed(chosen: Mapping[str, Any]) -> None:
+    """Refuse a seed among ``--set`` options: every run of a plan has its own."""
+    if "seed" in chosen.get("run", {}):
+        raise CafedclError("--set run.seed: use --seeds N and --first-seed N")
 
 
 def first_seed_of(tables: Mapping[str, Any], given: int | None) -> int:

@@ -16,6 +16,7 @@ from cafedcl.compare.plan import (
     check_seeds,
     checked_tables,
     overlay,
+    refuse_seed,
     with_one_worker,
 )
 from cafedcl.compare.swept_values import Range
@@ -311,8 +312,7 @@ def sweep_settings(
     for setting in settings:
         chosen: dict[str, dict[str, Any]] = {}
         assign(chosen, setting)
-        if "seed" in chosen.get("run", {}):
-            raise CafedclError("--set run.seed: use --seeds N and --first-seed N")
+        refuse_seed(chosen)
         assign(base, setting)
     flat = flattened(base)
     flat["data.name"] = absolute_data_name(str(flat.get("data.name", "digits")))

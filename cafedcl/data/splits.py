@@ -283,11 +283,8 @@ def split(
         owner[kept] = assigned[unit]
     else:
         owner[kept] = assign_clients(y[kept], born, classes, clients, options, seed, words)
-    rest, test = _separate(y, owner, test_share, seed, "test part", group)
-    train, validation = _separate(y, rest, options.validation, seed, "validation part", group)
-    shards = shards_of_owners(
-        y, classes, clients, (train, validation, test if test_share else None)
-    )
+    parts = _parts(y, owner, (options.validation, test_share), seed, group)
+    shards = shards_of_owners(y, classes, clients, parts)
     empty = np.flatnonzero(shards.train.sizes == 0)
     if len(empty):
         raise CafedclError(
@@ -307,13 +304,9 @@ def shards_of_table(
     table = load_table(path, labels)
     if len(table.part):
         train, validation, test = (table.owners(part) for part in PARTS)
-        has_test = bool((test >= 0).any())
+        parts = (train, validation, test if (test >= 0).any() else None)
     else:
-        held, tested = shares
-        has_test = tested > 0
-        rest, test = _separate(labels, table.owner, tested, seed, "test part", groups)
-        train, validation = _separate(labels, rest, held, seed, "validation part", groups)
-    parts = (train, validation, test if has_test else None)
+        parts = _parts(labels, table.owner, shares, seed, groups)
     shards = shards_of_owners(labels, classes, table.clients, parts)
     empty = np.flatnonzero(shards.train.sizes == 0)
     if len(empty):
@@ -351,6 +344,19 @@ def _refuse_lost_classes(
             f"split.ir = {ir:g}: {words.class_title(lost[0])} would keep no image; "
             f"use at most {before.max()}"
         )
+
+
+def _parts(
+    labels: Ints, owner: Ints, shares: tuple[float, float], seed: int, groups: Ints
+) -> tuple[Ints, Ints, Ints | None]:
+    """Return the owners of training, validation and test images.
+
+    ``shares`` of the images are for validation and test; without a share for test there are none.
+    """
+    held, tested = shares
+    rest, test = _separate(labels, owner, tested, seed, "test part", groups)
+    train, validation = _separate(labels, rest, held, seed, "validation part", groups)
+    return train, validation, test if tested else None
 
 
 def _separate(

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from cafedcl.config.server_options import OPTIMIZERS
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.steps import tracked
 from cafedcl.methods import method_names
@@ -21,9 +22,12 @@ from cafedcl.report.setting import Setting
 
 FEW = 4
 """More methods than these are counted and not named."""
-OPTIMIZER = "server.optimizer"
-OF_SERVER_OPTIMIZER = tuple(f"server.{name}" for name in ("lr", "momentum", "beta2", "tau"))
-"""Options that a run without a server's optimizer does not use, whatever they are."""
+OF_SERVER_OPTIMIZERS = {
+    f"server.{name}": {kind for kind, used in OPTIMIZERS.items() if name in used}
+    for names in OPTIMIZERS.values()
+    for name in names
+}
+"""The server's optimizers that use an option; with another one, its value changes nothing."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +150,8 @@ class SettingGroup:
         holders: dict[str, dict[str, list[str]]] = {}
         for row in self.main:
             for name, value in row.runs[0].variant:
-                if name in OF_SERVER_OPTIMIZER and row.runs[0].settings.get(OPTIMIZER) == "none":
+                users = OF_SERVER_OPTIMIZERS.get(name)
+                if users and row.runs[0].settings.get("server.optimizer") not in users:
                     continue
                 if name.startswith(common) and name not in row.changed:
                     told = value.strip("'")

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from cafedcl.cli.session import folder_for
-from cafedcl.compare.plan import Comparison
 from cafedcl.core.errors import CafedclError
 from cafedcl.methods import method_names
 from cafedcl.task.resolve import resolve
@@ -485,6 +484,21 @@ def test_rounds_are_also_logged_where_that_is_asked_for(call: Call, tmp_path: Pa
     assert not (tmp_path / "elsewhere").exists()
 
 
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The plans of comparisons and sweeps, which are not executed."""
+    made: list[Any] = []
+
+    def execute(plan: object, *_: object) -> list[object]:
+        made.append(plan)
+        return []
+
+    monkeypatch.setattr("cafedcl.compare.run.run_comparison", execute)
+    monkeypatch.setattr("cafedcl.compare.run.run_sweep", execute)
+    monkeypatch.setattr("cafedcl.compare.run.end_sweep", lambda *_: None)
+    return made
+
+
 FULL = """
 [run]
 seed = 4
@@ -507,17 +521,8 @@ optimizer = "none"
     ],
 )
 def test_a_file_that_replaces_options_of_a_preset_is_remarked_on_and_its_seed_is_the_first(
-    tmp_path: Path, invoke: Call, monkeypatch: pytest.MonkeyPatch, words: list[str], seed: int
+    tmp_path: Path, invoke: Call, plans: list[Any], words: list[str], seed: int
 ) -> None:
-    plans: list[Any] = []
-
-    def execute(plan: object, *_: object) -> list[object]:
-        plans.append(plan)
-        return []
-
-    monkeypatch.setattr("cafedcl.compare.run.run_comparison", execute)
-    monkeypatch.setattr("cafedcl.compare.run.run_sweep", execute)
-    monkeypatch.setattr("cafedcl.compare.run.end_sweep", lambda *_: None)
     (tmp_path / "full.toml").write_text(FULL)
     _, _, err = invoke(words[0], tmp_path / "full.toml", *words[1:], "--out", tmp_path / "out")
     (warning,) = [line for line in err.splitlines() if line.startswith("warning: ")]
@@ -572,14 +577,7 @@ def test_no_methods_are_not_the_default_method(call: Call, tmp_path: Path) -> No
 
 
 def test_a_model_is_chosen_by_its_flag_in_a_comparison_too(
-    tmp_path: Path, invoke: Call, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, invoke: Call, plans: list[Any]
 ) -> None:
-    plans: list[Comparison] = []
-
-    def execute(plan: Comparison, *_: object) -> list[object]:
-        plans.append(plan)
-        return []
-
-    monkeypatch.setattr("cafedcl.compare.run.run_comparison", execute)
     invoke("compare", "--methods", "fedavg", "--model", "mlp", "--out", tmp_path / "out")
     assert [plan.settings["model.name"] for plan in plans] == ["mlp"]
