@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from cafedcl.cli.options import Quiet, RunPaths, Settings, with_flags
-from cafedcl.cli.session import read_config_file, warn_of_presets
+from cafedcl.cli.session import warn_of_presets
 from cafedcl.config.flags import Flags
 from cafedcl.core.errors import CafedclError
 from cafedcl.terminal.console import console
@@ -87,6 +87,7 @@ def compare(
         words_of,
     )
     from cafedcl.compare.run import Means, end_comparison, run_comparison
+    from cafedcl.config.format import read_config
 
     means = Means(jobs, devices or (), ray, quiet, as_json)
     if resume is not None:
@@ -97,7 +98,7 @@ def compare(
         return
     if methods and not words_of(methods):
         raise CafedclError("--methods: it is empty; name methods, such as fedavg,cafedcl")
-    tables = read_config_file(config)
+    tables = read_config(config)
     plan = Comparison.make(
         methods=words_of(methods or ()),
         data=data_names(data or ()),
@@ -189,6 +190,7 @@ def sweep(
     from cafedcl.compare.run import Means, end_sweep, run_sweep
     from cafedcl.compare.sweep import Sweep, sweep_settings
     from cafedcl.compare.swept_values import parse_ranges, parse_values
+    from cafedcl.config.format import read_config
 
     means = Means(jobs, devices or (), ray, quiet, as_json)
     if resume is not None:
@@ -198,7 +200,7 @@ def sweep(
         plan = Sweep.from_plain(stored_plan(resume, Sweep.FILE, "sweep"))
         end_sweep(run_sweep(plan, resume, tune, means), resume)
         return
-    tables = read_config_file(config)
+    tables = read_config(config)
     plan = Sweep.make(
         sweep_settings(tables, flags, settings or ()),
         tune=tune,

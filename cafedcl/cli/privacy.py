@@ -17,34 +17,67 @@ from cafedcl.terminal.console import console
 @with_flags("method", "privacy")
 def privacy(
     config: Annotated[
-        Path | None, typer.Argument(help="A config file, such as a deployment's run.toml.")
+        Path | None,
+        typer.Argument(help="A config file, such as a deployment's run.toml, or that of a run."),
     ] = None,
     *,
     flags: Flags,
     settings: Settings = None,
-    classes: Annotated[int, typer.Option(help="Number of classes.", min=2, max=10_000)] = 10,
+    classes: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of classes; by default that of the run, or 10.", min=2, max=10_000
+        ),
+    ] = None,
     shape: Annotated[
-        str, typer.Option(help="Channels, height and width of an image, such as 3,64,64.")
-    ] = "1,28,28",
+        str | None,
+        typer.Option(
+            help="Channels, height and width of an image, such as 3,64,64; by default those of "
+            "the run, or 1,28,28."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
 ) -> None:
     """List every tensor and number that would leave a site in a deployment of a config."""
-    sizes = shape.split(",")
-    if len(sizes) != 3 or not all(size.strip().isdecimal() and int(size) for size in sizes):
-        raise CafedclError(f"--shape {shape}: three numbers are expected, such as 3,64,64")
-    channels, height, width = (int(size) for size in sizes)
+    asked = None if shape is None else image_shape(shape)
     load_torch()
     from cafedcl.deploy.disclosure import as_table, disclosed, limits
     from cafedcl.task.resolve import gather
     from cafedcl.terminal.disclosed_table import disclosed_table
 
     chosen = gather(config, settings=settings or [], **flags)
-    found = disclosed(chosen, (channels, height, width), classes)
+    number, (channels, height, width) = data_sizes(config)
+    number = classes or number
+    channels, height, width = asked or (channels, height, width)
+    found = disclosed(chosen, (channels, height, width), number)
     if as_json:
         print(json.dumps([dataclasses.asdict(entry) for entry in found]))
         return
     screen = console()
-    screen.print(f"{chosen.label}, {classes} classes, images of {channels}×{height}×{width}")
+    screen.print(f"{chosen.label}, {number} classes, images of {channels}×{height}×{width}")
     screen.print(disclosed_table(as_table(found)))
     for line in limits(chosen):
         screen.print(line, soft_wrap=True)
+
+
+def image_shape(text: str) -> tuple[int, int, int]:
+    """Return the numbers of ``--shape``; raises CafedclError for anything else."""
+    sizes = text.split(",")
+    if len(sizes) != 3 or not all(size.strip().isdecimal() and int(size) for size in sizes):
+        raise CafedclError(f"--shape {text}: three numbers are expected, such as 3,64,64")
+    channels, height, width = (int(size) for size in sizes)
+    return channels, height, width
+
+
+def data_sizes(config: Path | None) -> tuple[int, tuple[int, int, int]]:
+    """Return the number of classes and the image shape of the run that a config file is of.
+
+    The config of a deployment says neither: only sites have the images.
+    """
+    from cafedcl.federation.run_folder import DATA, RunFolder
+
+    if config is None or not (config.parent / DATA).is_file():
+        return 10, (1, 28, 28)
+    _, about = RunFolder(config.parent).data()
+    channels, height, width = about["shape"]
+    return len(about["names"]), (channels, height, width)

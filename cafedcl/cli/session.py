@@ -30,14 +30,6 @@ def warn(message: str) -> None:
     print(printable(f"warning: {message}"), file=sys.stderr)
 
 
-def read_config_file(config: Path | None) -> dict[str, Any]:
-    """Return the tables of a config file, if one was given."""
-    from cafedcl.config.format import FORMAT, upgrade
-    from cafedcl.config.sections import read_file
-
-    return {} if config is None else upgrade(read_file(config), default=FORMAT)
-
-
 def warn_of_presets(
     config: Path | None, methods: Iterable[str], flags: Flags, settings: Iterable[str]
 ) -> None:
@@ -46,11 +38,12 @@ def warn_of_presets(
     What flags and ``--set`` say was asked for.
     """
     from cafedcl.config.flags import set_flags
+    from cafedcl.config.format import read_config
     from cafedcl.config.options import flattened, to_toml
     from cafedcl.config.sections import assign
     from cafedcl.task.resolve import replaced_of_preset
 
-    tables = read_config_file(config)
+    tables = read_config(config)
     named = str(tables.get("method", {}).get("name", "")).partition("+")[0]
     asked: dict[str, dict[str, Any]] = {}
     set_flags(asked, flags)

@@ -1,8 +1,10 @@
 """The version of the configs in run folders, and how older ones are read."""
 
 import re
+from pathlib import Path
 from typing import Any
 
+from cafedcl.config.sections import read_file
 from cafedcl.config.split_options import OWN_OPTIONS, used_options
 from cafedcl.core.errors import CafedclError
 
@@ -54,6 +56,14 @@ def upgrade(tables: dict[str, Any], default: int = 1) -> dict[str, Any]:
         if isinstance(name, str):
             engine["name"] = names.get(name, name)
     return tables
+
+
+def read_config(file: str | Path | None) -> dict[str, Any]:
+    """Return the tables of a config file, if there is one.
+
+    The config of a run folder has a version number; a file that a person wrote does not.
+    """
+    return upgrade(read_file(file), default=FORMAT) if file else {}
 
 
 def _is_cafedcl(name: Any) -> bool:

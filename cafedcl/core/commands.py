@@ -9,6 +9,6 @@ def cafedcl_command(*words: object) -> str:
     return shlex.join(["cafedcl", *map(str, words)])
 
 
-def retrain_command(run: Path) -> str:
+def retrain_command(run: Path, *options: str) -> str:
     """Return the command that trains a run once more, in a new folder."""
-    return cafedcl_command("run", run / "config.toml", "--out", "NEW")
+    return cafedcl_command("run", run / "config.toml", *options, "--out", "NEW")

@@ -1,6 +1,6 @@
 """A checkpoint: the state of a federation after a round, with a digest and the run's config."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,27 +78,33 @@ class Checkpoint:
         tensors = with_all_rows(tensors)
         return cls(header["round"], tensors, header.get("config", {}), header.get("record"))
 
-    def check_config(self, config: Config, where: Path) -> None:
-        """Raise CafedclError if a run's config has changed in a way that changes its results."""
+    def check_config(self, config: Config, where: Path, asked: Collection[str] = ()) -> None:
+        """Raise CafedclError if a run's config has changed in a way that changes its results.
+
+        ``asked`` names the options that are not in the run's file yet, but were given to a command.
+        """
         if not self.config:
             return
         before = flattened(resolve(upgrade(dict(self.config))).to_plain())
         now = flattened(config.to_plain())
         for name in {**before, **now}:
             if name == "federation.rounds":
-                self._check_rounds(int(before[name]), config, where)
+                self._check_rounds(int(before[name]), config, _Place(where, name, asked))
             elif before.get(name) != now.get(name) and not name.startswith(MAY_CHANGE):
+                place = _Place(where, name, asked)
+                value = _shown(now, name)
                 raise CafedclError(
-                    f"{where}/config.toml: {name} = {_shown(now, name)}, but the run was made with "
-                    f"{_shown(before, name)}; change it back, or start a new run with "
-                    f"`{retrain_command(where)}`"
+                    f"{place.file}: {name} = {value}, but the run was made with "
+                    f"{_shown(before, name)}; {place.undo}, or start a new run with "
+                    f"`{place.retrain(value)}`"
                 )
         moved_machines = "flower" in (before["engine.name"], now["engine.name"])
         if moved_machines and before["engine.name"] != now["engine.name"]:
+            place = _Place(where, "engine.name", asked)
             raise CafedclError(
-                f"{where}/config.toml: engine.name = {_shown(now, 'engine.name')}, but the run was "
+                f"{place.file}: engine.name = {_shown(now, 'engine.name')}, but the run was "
                 f"made with {_shown(before, 'engine.name')}: what clients keep is elsewhere; "
-                "change it back"
+                f"{place.undo}"
             )
 
     def check_version(self, config: Config, where: Path) -> None:
@@ -116,11 +122,11 @@ class Checkpoint:
                 f"`{retrain_command(where)}`"
             )
 
-    def _check_rounds(self, before: int, config: Config, where: Path) -> None:
+    def _check_rounds(self, before: int, config: Config, place: "_Place") -> None:
         rounds = config.federation.rounds
         if rounds < before:
             raise CafedclError(
-                f"{where}/config.toml: federation.rounds = {rounds}, but the run was made for "
+                f"{place.file}: federation.rounds = {rounds}, but the run was made for "
                 f"{before}; the number can only be raised"
             )
         method, _ = find_method(config.method.name)
@@ -129,10 +135,32 @@ class Checkpoint:
             who = f"train.schedule = {config.train.schedule}"
         if rounds > before and who:
             raise CafedclError(
-                f"{where}/config.toml: federation.rounds = {rounds}, but the run was made for "
-                f"{before}, and {who} trains differently for another number; change it "
-                f"back, or start a new run with `{retrain_command(where)}`"
+                f"{place.file}: federation.rounds = {rounds}, but the run was made for "
+                f"{before}, and {who} trains differently for another number; {place.undo}, "
+                f"or start a new run with `{place.retrain(str(rounds))}`"
             )
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where an option of a run was changed: in its config file, or by an option of a command."""
+
+    run: Path
+    name: str
+    asked: Collection[str]
+
+    @property
+    def file(self) -> Path:
+        return self.run if self.name in self.asked else self.run / "config.toml"
+
+    @property
+    def undo(self) -> str:
+        return "leave it out" if self.name in self.asked else "change it back"
+
+    def retrain(self, value: str) -> str:
+        """Return the command that starts a new run with the changed option."""
+        changed = ("--set", f"{self.name}={value}") if self.name in self.asked else ()
+        return retrain_command(self.run, *changed)
 
 
 def _shown(options: Mapping[str, Any], name: str) -> str:

@@ -13,7 +13,7 @@ from cafedcl.core.tensors import digest, pack, pack_with_digest
 from cafedcl.federation.callback import Callback, Record
 from cafedcl.federation.checkpoint import Checkpoint
 from cafedcl.federation.rounds import Federation
-from cafedcl.federation.run_folder import CONFIG, ENCODER_FOLDER, FROZEN, RunFolder
+from cafedcl.federation.run_folder import CONFIG, DATA, ENCODER_FOLDER, FROZEN, RunFolder
 from cafedcl.federation.sparse_writing import without_empty_rows
 from cafedcl.models.initial_weights import weights_digest
 from cafedcl.models.pretrained import PretrainedEncoder
@@ -52,7 +52,7 @@ class Recorder(Callback):
         about = environment(command, str(federation.task.device))
         about |= {"enrolment_bytes": federation.enrolment_bytes, **federation.about}
         with explained(self.path):
-            write_atomically(self.path / "data.safetensors", pack_with_digest(tensors, header))
+            write_atomically(self.path / DATA, pack_with_digest(tensors, header))
             self._write_encoder(federation.task)
         self._write_frozen(federation)
         self._write_environment({**about, "notices": federation.notices})

@@ -39,13 +39,14 @@ if TYPE_CHECKING:
     from cafedcl.federation.checkpoint import Checkpoint
 
 CONFIG = "config.toml"
+DATA = "data.safetensors"
 ENCODER_FOLDER = "encoder"
 FROZEN = "frozen.safetensors"
 WRITTEN_FIRST = {
     "lock",
     "evaluations",
     "checkpoints",
-    "data.safetensors",
+    DATA,
     ENCODER_FOLDER,
     FROZEN,
     "environment.json",
@@ -175,7 +176,7 @@ class RunFolder:
 
     def data(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """Return counts per client and class, mean and std of pixels; names and image shape."""
-        return read_data(self.path / "data.safetensors")
+        return read_data(self.path / DATA)
 
     def frozen(self) -> "Tensors":
         """Return the weights that nobody trains; none if all are trained."""
@@ -342,7 +343,7 @@ def refuse_inside_run(path: Path) -> None:
     """Raise CafedclError for a path inside a run folder: no command looks for runs there."""
     for parent in path.absolute().parents:
         # A file config.toml alone may be anyone's.
-        if (parent / CONFIG).is_file() and (parent / "data.safetensors").is_file():
+        if (parent / CONFIG).is_file() and (parent / DATA).is_file():
             raise CafedclError(
                 f"{path}: it is inside of a run, where other commands would not find it; choose "
                 "another --out"

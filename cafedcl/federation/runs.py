@@ -1,7 +1,7 @@
 """Runs: started, resumed, and loaded from their folder."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -118,15 +118,18 @@ def change_config(folder: RunFolder, settings: Sequence[str]) -> None:
         for setting in settings:
             assign(tables, setting)
         config = resolve(tables)
-        check_unchanged(folder, config)
+        check_unchanged(folder, config, [setting.partition("=")[0] for setting in settings])
         Recorder(folder).write_config(config)
 
 
-def check_unchanged(folder: RunFolder, config: Config) -> None:
-    """Raise CafedclError if a config has options that may not differ from those of the run."""
+def check_unchanged(folder: RunFolder, config: Config, asked: Collection[str] = ()) -> None:
+    """Raise CafedclError if a config has options that may not differ from those of the run.
+
+    ``asked`` names those of them that a command was given.
+    """
     saved = folder.newest(lambda _: None)
     if saved is not None:
-        saved.check_config(config, folder.path)
+        saved.check_config(config, folder.path, asked)
 
 
 @contextmanager

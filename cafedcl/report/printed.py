@@ -138,7 +138,7 @@ def as_markdown(scores: ScoreTable, paper: bool = False, full: bool = False) -> 
             heads.append(f"{name}<br>{title_of(source, measure)}")
             rules.append("---:")
     lines = [heads, rules]
-    marks = {0: "{}", 1: "**{}**", 2: "<u>{}</u>"}
+    marks = {1: "**{}**", 2: "<u>{}</u>"}
     for row in scores.rows:
         cells = [escape_markdown(row.label)]
         for column in scores.columns:
@@ -147,7 +147,7 @@ def as_markdown(scores: ScoreTable, paper: bool = False, full: bool = False) -> 
                     cells.append(paper_cell(column, row.label, measure))
                 else:
                     cell = cell_of(column, row.label, measure)
-                    cells.append(marks[cell.rank].format(cell.text))
+                    cells.append(marks.get(cell.rank, "{}").format(cell.text))
         lines.append(cells)
     parts = [markdown_lines(lines), scores.caption]
     for table in class_tables(scores, full):
@@ -167,14 +167,21 @@ def markdown_lines(rows: Sequence[Sequence[str]]) -> str:
 def as_latex(scores: ScoreTable, paper: bool = False, full: bool = False) -> str:
     """Return LaTeX tables in the layout of the paper's Tables 1 and 2, with our numbers."""
     parts = ["% \\usepackage{booktabs,multirow,graphicx}"]
-    for number, columns in groupby(scores.columns, key=lambda column: column.position.table):
-        parts.append(latex_table(scores, list(columns), number, paper))
+    by_table = groupby(scores.columns, key=lambda column: column.position.table)
+    tables = [(number, list(columns)) for number, columns in by_table]
+    for number, columns in tables:
+        titles = "; ".join(column.group.setting.title for column in columns)
+        # One table is the whole comparison. Of several, each says what it is of.
+        caption = scores.caption if len(tables) == 1 else f"{titles}. {scores.caption}"
+        parts.append(latex_table(scores, columns, number, caption, paper))
     parts += [plain_latex(table) for table in class_tables(scores, full)]
     parts += [f"% {in_one_line(note)}" for note in scores.notes]
     return "\n".join(parts) + "\n"
 
 
-def latex_table(scores: ScoreTable, columns: Sequence[Column], number: int, paper: bool) -> str:
+def latex_table(
+    scores: ScoreTable, columns: Sequence[Column], number: int, caption: str, paper: bool
+) -> str:
     """Return one `table*` with some settings."""
     spans = [len(fields(column, paper)) for column in columns]
     first = [""]
@@ -220,7 +227,7 @@ def latex_table(scores: ScoreTable, columns: Sequence[Column], number: int, pape
     head = [
         r"\begin{table*}[t]",
         r"\centering",
-        rf"\caption{{{escape_latex(scores.caption)}}}",
+        rf"\caption{{{escape_latex(caption)}}}",
         rf"\label{{{label}}}",
         r"\resizebox{\textwidth}{!}{%",
         rf"\begin{{tabular}}{{{layout}}}",
@@ -252,7 +259,7 @@ def plain_latex(table: PlainTable) -> str:
 def latex_cell(cell: Cell) -> str:
     """Return a cell in LaTeX, bold or underlined by its rank."""
     text = escape_latex(cell.text)
-    return {0: text, 1: rf"\textbf{{{text}}}", 2: rf"\underline{{{text}}}"}[cell.rank]
+    return {1: rf"\textbf{{{text}}}", 2: rf"\underline{{{text}}}"}.get(cell.rank, text)
 
 
 def as_csv(scores: ScoreTable, paper: bool = False) -> str:

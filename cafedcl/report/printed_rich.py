@@ -109,7 +109,7 @@ def rich_block(scores: ScoreTable, parts: Sequence[SettingPart]) -> RenderableTy
             elif source == "paper":
                 above = "paper"
             table.add_column(f"{above}\n{TITLES[measure]}", justify="right")
-    styles = {0: "", 1: "bold", 2: "underline"}
+    styles = {1: "bold", 2: "underline"}
     for row in scores.rows:
         if not any(row.label in column.cells for column, _ in parts):
             continue
@@ -120,7 +120,7 @@ def rich_block(scores: ScoreTable, parts: Sequence[SettingPart]) -> RenderableTy
                     cells.append(Text(paper_cell(column, row.label, measure), style="dim"))
                 else:
                     cell = cell_of(column, row.label, measure)
-                    cells.append(Text(cell.text, style=styles[cell.rank]))
+                    cells.append(Text(cell.text, style=styles.get(cell.rank, "")))
         table.add_row(*cells)
     # A title of the table itself would wrap at the width of the table.
     return Group(Text(headings, style="italic"), table)

@@ -54,7 +54,8 @@ PROTOCOLS = {
 class Cell:
     """One cell of the table: the scores of all seeds in %, and the rank.
 
-    The rank is 1 for the best method, 2 for the second best, and 0 for all others.
+    The rank is 1 for the best method, 2 for the second best and so on, and 0 for one that is not
+    ranked.
     """
 
     values: tuple[float, ...]
@@ -324,7 +325,7 @@ def contenders(group: SettingGroup) -> list[TableRow]:
 
 
 def ranks(values: Sequence[float | None], *, higher: bool) -> list[int]:
-    """Return 1 for the best, 2 for the second best, 0 for the rest.
+    """Return 1 for the best, 2 for the second best and so on; 0 for what has no value or no rival.
 
     Values that are printed alike, with two decimals, have the same rank.
     """
@@ -332,8 +333,8 @@ def ranks(values: Sequence[float | None], *, higher: bool) -> list[int]:
     known = sorted({value for value in printed if value is not None}, reverse=higher)
     if sum(value is not None for value in printed) < 2:
         return [0] * len(values)
-    rank_of = {value: rank for rank, value in enumerate(known[:2], start=1)}
-    return [0 if value is None else rank_of.get(value, 0) for value in printed]
+    rank_of = {value: rank for rank, value in enumerate(known, start=1)}
+    return [0 if value is None else rank_of[value] for value in printed]
 
 
 def compare_best(group: SettingGroup, protocol: str, which: str) -> PairedComparison | None:

@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 from cafedcl.augment import find_augmenter
 from cafedcl.config.flags import Flags, set_flags
-from cafedcl.config.format import FORMAT, upgrade
+from cafedcl.config.format import read_config
 from cafedcl.config.model_options import SOURCES
 from cafedcl.config.options import flattened, read_options, to_toml
 from cafedcl.config.sections import (
@@ -16,7 +16,6 @@ from cafedcl.config.sections import (
     Choice,
     Config,
     assign,
-    read_file,
 )
 from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.core.paths import is_folder
@@ -121,8 +120,7 @@ def gather(
     file: str | Path | None = None, *, settings: Iterable[str] = (), **flags: Unpack[Flags]
 ) -> Config:
     """Resolve a config file, then flags, then ``section.key=value`` settings; later ones win."""
-    # The config of a run folder carries a version number; a file that a person wrote does not.
-    tables = upgrade(read_file(file), default=FORMAT) if file else {}
+    tables = read_config(file)
     in_file = deepcopy(tables)
     set_flags(tables, flags)
     for setting in settings:

@@ -106,3 +106,17 @@ def test_the_command_prints_the_list(capsys, tmp_path):
     assert {"model", "samples", "losses", "counts"} <= {entry["name"] for entry in entries}
     app(words, standalone_mode=False)
     assert "every round" in capsys.readouterr().out
+
+
+def test_the_command_takes_the_sizes_of_a_run_from_its_folder(capsys, tmp_path):
+    from cafedcl import api
+    from cafedcl.cli.main import app
+
+    api.start(resolved("fedavg", federation={"clients": 2, "rounds": 1}), tmp_path / "run", ())
+    config = str(tmp_path / "run" / "config.toml")
+    app(["privacy", config], standalone_mode=False)
+    assert capsys.readouterr().out.startswith("fedavg, 10 classes, images of 1×8×8\n")
+    app(["privacy", config, "--classes", "3", "--shape", "1,9,9"], standalone_mode=False)
+    assert capsys.readouterr().out.startswith("fedavg, 3 classes, images of 1×9×9\n")
+    with pytest.raises(CafedclError, match=r"--shape 1,9: three numbers are expected"):
+        app(["privacy", config, "--shape", "1,9"], standalone_mode=False)

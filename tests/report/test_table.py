@@ -54,12 +54,12 @@ def test_mean_and_sample_std_over_seeds(made: ScoreTable) -> None:
 def test_best_and_second(made: ScoreTable) -> None:
     cells = made.columns[0].cells
     assert {name: row["accuracy"].rank for name, row in cells.items()} == {
-        "fedavg": 0,
+        "fedavg": 3,
         "moon": 1,
         "cafedcl": 2,
     }
     assert {name: row["std"].rank for name, row in cells.items()} == {
-        "fedavg": 0,
+        "fedavg": 3,
         "moon": 1,
         "cafedcl": 2,
     }
@@ -78,8 +78,8 @@ def test_all_data_in_one_place_is_no_rival(make_run: Maker, tmp_path: Path) -> N
 
 
 def test_what_is_printed_alike_ranks_alike() -> None:
-    assert ranks([90.001, 90.002, None, 80.0, 70.0], higher=True) == [1, 1, 0, 2, 0]
-    assert ranks([3.0, 1.0, 2.0], higher=False) == [0, 1, 2]
+    assert ranks([90.001, 90.002, None, 80.0, 70.0], higher=True) == [1, 1, 0, 2, 3]
+    assert ranks([3.0, 1.0, 2.0], higher=False) == [3, 1, 2]
     assert ranks([1.0, None], higher=True) == [0, 0]
 
 
@@ -215,6 +215,10 @@ def test_latex_has_the_layout_of_the_paper(made: ScoreTable) -> None:
     assert r"fed\_odd\&co & 90.00" in text
     assert r"my\_data" in text
     assert text.count(r"\begin{table*}") == text.count(r"\end{table*}") == 4
+    captions = [line for line in text.splitlines() if line.startswith(r"\caption{")]
+    assert len(set(captions)) == 4
+    assert captions[0].startswith(r"\caption{cifar10, ")
+    assert r"{my\_data" in captions[1]
     rows = [line for line in text.splitlines() if line.startswith("moon")]
     assert [line.count("&") for line in rows] == [7, 4], "the scores, and the recall of 4 classes"
 
@@ -244,7 +248,7 @@ def test_csv_has_all_digits(made: ScoreTable) -> None:
     assert float(row["accuracy_mean"]) == pytest.approx(85)
     assert float(row["accuracy_std"]) == pytest.approx(5)
     assert (row["paper_accuracy"], row["paper_std"]) == ("60.32", "12.03")
-    assert [row["accuracy_rank"] for row in rows if row["data"] == "cifar10"] == ["", "1", "2"]
+    assert [row["accuracy_rank"] for row in rows if row["data"] == "cifar10"] == ["3", "1", "2"]
 
 
 @pytest.mark.parametrize("width", [60, 200])

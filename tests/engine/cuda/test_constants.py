@@ -114,6 +114,7 @@ def test_where_they_cannot_be_kept_every_step_computes_its_own(
 
 
 def test_dp_sgd_computes_them_image_by_image(tiny: Tiny) -> None:
+    pytest.importorskip("dp_accounting")
     settings = {**EVERYONE, "privacy__kind": "records", "privacy__noise": 1.0}
     federation = reference(with_method(tiny("fedavg", **settings), Comparing))
     IMAGES.clear()
