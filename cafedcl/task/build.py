@@ -185,9 +185,11 @@ def settle_split(config: Config, data: Dataset) -> tuple[Config, Shards]:
         shards = replace(shards, names=data.owner_names)
     if config.federation.clients not in (0, len(shards)):
         whose = "the file has {}" if kind == "file" else f"the data have {{}} {kind} clients"
+        # A run that is resumed asks for as many clients as it had.
+        fewer = len(shards) < config.federation.clients
         raise CafedclError(
             f"federation.clients = {config.federation.clients}: {whose.format(len(shards))}; "
-            + ("put the missing data back, " if config.federation.clients > len(shards) else "")
+            + ("if the data of some are missing, put them back; otherwise " if fewer else "")
             + f"leave the number out, or choose another split than {kind}"
         )
     return replace(
