@@ -3,14 +3,15 @@
     python benchmarks/kernels.py --device cuda --tasks resnet-250,resnet-50
 
 One client of a standard workload (`cafedcl bench`) trains alone, under PyTorch's profiler. The
-times of kernels are summed by kind and divided by the number of steps. Several clients at a time,
-as in a run, take less than the sum, because their kernels overlap: that time is given beside it. On
-a CPU, operators take the place of kernels.
+times of kernels are summed by kind and divided by the number of steps; the largest of no known kind
+are named. Several clients at a time, as in a run, take less than the sum, because their kernels
+overlap: that time is given beside it. On a CPU, operators take the place of kernels.
 """
 
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ KINDS = {
 }
 """Parts of the names of kernels, in lower case; the first kind with such a part has the kernel."""
 OTHER = "other"
+NAMED = 10
+"""How many kernels of no known kind are named."""
 TEST_IMAGES = 100
 
 
@@ -72,7 +75,7 @@ def steps_of(setup: Setup, clients: int) -> int:
 
 
 def profiled(setup: Setup) -> dict[str, float]:
-    """Return the milliseconds per step of every kind of kernel, for one client alone."""
+    """Return the milliseconds per step of every kernel, for one client alone."""
     on_gpu = setup.task.device.type == "cuda"
     one = jobs_of(setup)[:1]
     with closing(training_alone(setup)) as engine:
@@ -81,11 +84,27 @@ def profiled(setup: Setup) -> dict[str, float]:
         with profile(activities=[activity], acc_events=True) as found:
             drain(engine, one)
             synchronize(setup.task.device)
+    steps = steps_of(setup, 1)
+    return {
+        event.key: (event.self_device_time_total if on_gpu else event.self_cpu_time_total)
+        / 1000
+        / steps
+        for event in found.key_averages()
+    }
+
+
+def by_kind(kernels: Mapping[str, float]) -> dict[str, float]:
+    """Return the sum of every kind's times."""
     times = dict.fromkeys([*KINDS, OTHER], 0.0)
-    for event in found.key_averages():
-        took = event.self_device_time_total if on_gpu else event.self_cpu_time_total
-        times[kind_of(event.key)] += took / 1000 / steps_of(setup, 1)
+    for name, took in kernels.items():
+        times[kind_of(name)] += took
     return times
+
+
+def largest_other(kernels: Mapping[str, float]) -> dict[str, float]:
+    """Return the times of the largest kernels of no known kind, the largest first."""
+    others = {name: took for name, took in kernels.items() if kind_of(name) == OTHER}
+    return dict(sorted(others.items(), key=lambda entry: -entry[1])[:NAMED])
 
 
 def together(setup: Setup) -> float:
@@ -106,14 +125,19 @@ def main() -> None:
     asked = parser.parse_args()
     found: dict[str, Any] = {}
     for task in asked.tasks.split(","):
-        times = profiled(make_setup(task, asked.device, streams=1))
+        kernels = profiled(make_setup(task, asked.device, streams=1))
+        times = by_kind(kernels)
+        others = largest_other(kernels)
         found[task] = {
             "kernels_ms": times,
+            "largest_other_ms": others,
             "together_ms": together(make_setup(task, asked.device, 0)),
         }
         print(f"{task}: one client's kernels take {sum(times.values()):.2f} ms a step", flush=True)
         for kind, took in times.items():
             print(f"  {took:8.3f} ms  {kind}", flush=True)
+        for name, took in others.items():
+            print(f"    {took:8.3f} ms  {name[:80]}", flush=True)
         print(f"  {found[task]['together_ms']:8.3f} ms  a step, with all clients", flush=True)
         result = {
             "command": ["python", *sys.argv],

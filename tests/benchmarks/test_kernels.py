@@ -49,5 +49,8 @@ def test_the_kinds_add_up_and_the_command_stands_beside_them(
     assert times["convolutions, forward"] > 0
     assert times["normalisation, shortcut, ReLU"] == 0
     assert found["together_ms"] > 0
+    others = list(found["largest_other_ms"].values())
+    assert 0 < sum(others) <= times["other"] * 1.000001
+    assert others == sorted(others, reverse=True)
     total = f"digits: one client's kernels take {sum(times.values()):.2f} ms a step"
     assert total in capfd.readouterr().out
