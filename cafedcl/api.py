@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from cafedcl.config.flags import RunFlags
+from cafedcl.config.flags import RunFlags, check_flags
 from cafedcl.config.options import to_toml
 from cafedcl.config.sections import Config, full_name
 from cafedcl.core.errors import CafedclError
@@ -50,6 +50,7 @@ def run(
     """
     check_text("method", method, "a name such as 'cafedcl'")
     check_text("data", data, "a name, a path, or the path of an .npz file with your arrays")
+    check_flags(flags, arguments_of(run))
     config = gather(settings=as_words(settings), method=method, data=str(data), **flags)
     if log and out is None:
         raise CafedclError(f"log = {log!r}: it needs a run folder; give out='runs/first'")
@@ -57,6 +58,12 @@ def run(
         finished = start(config, out, [*shown(callbacks), *logs])
     finished.require_learned()
     return finished
+
+
+def arguments_of(function: Callable[..., object]) -> list[str]:
+    """Return the names of a function's arguments, without those that it takes as flags."""
+    parameters = inspect.signature(function).parameters.values()
+    return [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
 
 
 def check_text(argument: str, value: object, expected: str) -> None:
@@ -229,6 +236,7 @@ def split(
     from cafedcl.core.client_names import client_title
     from cafedcl.task.build import load_data, settle_split
 
+    check_flags(flags, arguments_of(split))
     chosen: RunFlags = {**flags, "split": how} if how else flags
     config = gather(settings=as_words(settings), data=str(data), **chosen)
     images = load_data(config)

@@ -189,6 +189,7 @@ def test_a_split_is_a_table_of_clients_and_classes() -> None:
     [
         ("lr", r"^lr: there is no such argument; it is an option: settings=\{'train\.lr': …\}$"),
         ("round", "^round: there is no such argument; did you mean 'rounds'"),
+        ("setting", "^setting: there is no such argument; did you mean 'settings'"),
         ("nonsense", "^nonsense: there is no such argument; "),
     ],
 )
@@ -196,6 +197,8 @@ def test_an_argument_that_does_not_exist_is_one_line(flag: str, said: str) -> No
     for call in (cafedcl.run, cafedcl.split):
         with pytest.raises(CafedclError, match=said):
             call(**{flag: 1})
+    with pytest.raises(CafedclError, match=r"^callback: .*; did you mean 'callbacks'"):
+        cafedcl.run(callback=[])
 
 
 @pytest.mark.parametrize("name", ["compare", "export", "report"])

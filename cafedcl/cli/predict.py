@@ -6,6 +6,7 @@ Nothing here imports PyTorch before a command needs it.
 import csv
 import io
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast, get_args
 
@@ -15,7 +16,7 @@ from cafedcl.cli.options import RunPath
 from cafedcl.cli.report import check_choice
 from cafedcl.cli.session import load_torch, warn
 from cafedcl.core.errors import CafedclError
-from cafedcl.core.files import explained, write_atomically
+from cafedcl.core.files import explained, refuse_other_file, write_atomically
 from cafedcl.core.printable import printable
 from cafedcl.terminal.console import console
 
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from cafedcl.federation.result import Run
     from cafedcl.federation.served_model import ServedModel
 
+COLUMNS = ("image", "class", "probability", "similarity", "unusual", "strangeness", "error")
+"""The columns of a CSV file of predictions, before the probabilities of all classes."""
+OWN_FILES = {"csv": re.compile(",".join(COLUMNS).encode()), "json": re.compile(rb'\{"image": ')}
+"""How files of predictions begin."""
 ClientModel = Annotated[
     str | None,
     typer.Option(
@@ -141,6 +146,7 @@ def predict(
         raise CafedclError(f"--out {out}: a table is only printed; use --format csv or json")
     if out is not None:
         refuse_file_of_run(out)
+        refuse_other_file(out, OWN_FILES[form], "file of predictions")
     loaded, whose = load_model(path, site, client, calibrate, all_images)
     found = loaded.predict(list(images), whose, cast(DecideBy, decide_by))
     for file, why in found.failed.items():
@@ -177,7 +183,7 @@ def as_csv(found: "Predictions") -> str:
     """Return CSV with a row per image, and a column for the probability of every class."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    head = ["image", "class", "probability", "similarity", "unusual", "strangeness", "error"]
+    head = list(COLUMNS)
     writer.writerow([*head, *(f"p[{name}]" for name in found.classes)])
     for index, row in enumerate(found.rows()):
         unknown = [""] * len(found.classes)

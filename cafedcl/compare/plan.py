@@ -1,6 +1,5 @@
 """Plans of many runs: which runs there are, their folders, and the file that keeps the plan."""
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cafedcl.compare.jobs import RunSpec
-from cafedcl.config.flags import Flags, set_flags
+from cafedcl.config.flags import Flags, base_of, set_flags
 from cafedcl.config.options import flattened, read_options, to_toml
 from cafedcl.config.sections import (
     CHOICES,
@@ -83,7 +82,7 @@ class Comparison:
         )
         options: dict[str, dict[str, Any]] = {method: {} for method in named}
         for method in named:
-            if re.split("[:+]", method)[0] == re.split("[:+]", name)[0]:
+            if base_of(method) == base_of(name):
                 options[method] |= flattened({"method": given})
         share_out("method", chosen.pop("method", {}), options)
         share_out("augment", tail, options)

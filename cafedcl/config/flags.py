@@ -3,7 +3,8 @@
 Every other option is set by its full name, such as ``--set train.lr=0.05``.
 """
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, TypedDict
 
@@ -36,13 +37,26 @@ whole section, as in ``dirichlet:0.1``.
 """
 
 
+def base_of(method: str) -> str:
+    """Return a method's name without its preset and its tail augmentation."""
+    return re.split("[:+]", method)[0]
+
+
+def replaced_method(section: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a method section with another name; options of another method go with that."""
+    before = section.get("name")
+    other = before is not None and base_of(str(before)) != base_of(name)
+    return {"name": name} if other else {**section, "name": name}
+
+
 SHORT_FORMS: dict[str, Callable[[Mapping[str, Any], str], dict[str, Any]]] = {
+    "method": replaced_method,
     "split": replaced_split,
     "attack": replaced_attack,
     "defence": replaced_defence,
     "privacy": replaced_privacy,
 }
-"""The flags that stand for a whole section: each returns the section with the text applied."""
+"""The flags that change more than one option: each returns its section with the text applied."""
 
 
 class RunFlags(TypedDict, total=False):
@@ -71,19 +85,28 @@ class Flags(RunFlags, total=False):
     data: str | None
 
 
-def instead_of(name: str) -> str:
+def instead_of(name: str, others: Iterable[str]) -> str:
     """Return what somebody probably means by a flag that does not exist."""
     option = full_name(name)
     if option is not None and not get_close_matches(name, FLAGS, cutoff=0.8):
         return f"it is an option: settings={{'{option}': …}}"
-    return nearest(name, list(FLAGS))
+    return nearest(name, [*FLAGS, *others])
+
+
+def check_flags(flags: Iterable[str], others: Iterable[str] = ()) -> None:
+    """Raise CafedclError for a flag that does not exist.
+
+    ``others`` are arguments of the called function that are no flags.
+    """
+    for name in flags:
+        if name not in FLAGS:
+            raise CafedclError(f"{name}: there is no such argument; {instead_of(name, others)}")
 
 
 def set_flags(tables: dict[str, Any], flags: Flags) -> None:
     """Write the given flags into the tables of a config."""
+    check_flags(flags)
     for name, value in flags.items():
-        if name not in FLAGS:
-            raise CafedclError(f"{name}: there is no such argument; {instead_of(name)}")
         if value is None:
             continue
         if name in SHORT_FORMS:

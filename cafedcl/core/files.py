@@ -1,8 +1,9 @@
 """Writing files so that a crash or a full disk loses nothing that was saved before."""
 
 import os
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cafedcl.core.errors import CafedclError
@@ -32,6 +33,29 @@ def write_atomically(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)
+
+
+SAFETENSORS = re.compile(rb".{8}\{", re.DOTALL)
+"""How a file of tensors begins: with the length of its header, and the header."""
+
+
+def refuse_other_file(path: Path, own: re.Pattern[bytes], what: str, option: str = "--out") -> None:
+    """Raise CafedclError if there is a file that a new one must not replace: one of another kind.
+
+    ``own`` matches the beginning of files that may be replaced. What cannot be read is told when it
+    is written.
+    """
+    if not path.is_file():
+        return
+    with suppress(OSError):
+        beginning = _beginning(path)
+        if beginning and not own.match(beginning):
+            raise CafedclError(f"{option} {path}: it exists and is no {what}; choose another name")
+
+
+def _beginning(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(100)
 
 
 def append_line(path: Path, line: str) -> None:

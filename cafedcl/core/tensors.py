@@ -62,8 +62,8 @@ def moved(tensors: Mapping[str, Tensor], device: torch.device | str) -> Tensors:
 
 
 def cloned(tensors: Mapping[str, Tensor]) -> Tensors:
-    """Return copies of the tensors."""
-    return {name: value.clone() for name, value in tensors.items()}
+    """Return copies of the tensors, without their gradients' history."""
+    return {name: value.detach().clone() for name, value in tensors.items()}
 
 
 def nbytes(tensors: Mapping[str, Tensor]) -> int:

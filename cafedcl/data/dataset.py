@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -17,6 +18,18 @@ _FIELDS = (
     "train_x", "train_y", "test_x", "test_y", "mean", "std", "owners", "groups", "test_groups",
 )  # fmt: skip
 _PLAIN_FIELDS = ("names", "owner_names", "owner_kind", "group_kind", "window")
+
+
+Numbers = Tensor | npt.NDArray[Any]
+"""What a data function may give: a tensor, or a NumPy array."""
+
+
+def as_tensor(value: Any) -> Any:
+    """Return a NumPy array as a tensor; anything else as it is."""
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
+        return value
+    # Tensors have no negative strides, as an image that was flipped has.
+    return torch.from_numpy(np.ascontiguousarray(value))
 
 
 @dataclass(frozen=True)
@@ -55,12 +68,12 @@ class Dataset:
     @classmethod
     def of(
         cls,
-        train_x: Tensor,
-        train_y: Tensor,
-        test_x: Tensor,
-        test_y: Tensor,
+        train_x: Numbers,
+        train_y: Numbers,
+        test_x: Numbers,
+        test_y: Numbers,
         names: tuple[str, ...],
-        owners: Tensor | None = None,
+        owners: Numbers | None = None,
         owner_names: tuple[str, ...] = (),
         **more: Any,
     ) -> "Dataset":
@@ -68,16 +81,26 @@ class Dataset:
 
         ``more`` are other fields by name, such as ``groups``.
         """
-        if not isinstance(train_x, Tensor) or train_x.dtype != torch.uint8 or train_x.dim() != 4:
-            what = getattr(train_x, "dtype", type(train_x).__name__)
+        images = as_tensor(train_x)
+        if not isinstance(images, Tensor) or images.dtype != torch.uint8 or images.dim() != 4:
+            what = getattr(images, "dtype", type(images).__name__)
             raise CafedclError(
-                f"its training images are {what} of shape {tuple(getattr(train_x, 'shape', ()))}; "
-                "expected a uint8 tensor of shape (N, channels, height, width)"
+                f"its training images are {what} of shape {tuple(getattr(images, 'shape', ()))}; "
+                "expected uint8 of shape (N, channels, height, width)"
             )
-        mean, std = mean_and_std(*pixel_moments(train_x))
-        if owners is None:
-            owners = no_numbers()
-        return cls(train_x, train_y, test_x, test_y, names, mean, std, owners, owner_names, **more)
+        mean, std = mean_and_std(*pixel_moments(images))
+        return cls(
+            images,
+            as_tensor(train_y),
+            as_tensor(test_x),
+            as_tensor(test_y),
+            names,
+            mean,
+            std,
+            no_numbers() if owners is None else as_tensor(owners),
+            owner_names,
+            **{name: as_tensor(value) for name, value in more.items()},
+        )
 
     @classmethod
     def from_tensors(cls, tensors: Tensors, plain: Mapping[str, Any]) -> "Dataset":

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,8 @@ CLIENT = "client"
 LABEL = "label"
 PART = "part"
 COLUMNS = (IMAGE, LABEL, CLIENT, PART)
+OWN_TABLE = re.compile(",".join(COLUMNS).encode())
+"""How a table that was written here begins."""
 LONGEST_NUMBER = 19
 """A number of an image or a class has fewer digits."""
 

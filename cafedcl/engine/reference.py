@@ -23,6 +23,7 @@ from cafedcl.core.tensors import (
     ENCODER,
     MODEL,
     Tensors,
+    cloned,
     method_memory,
     moved,
     prefixed,
@@ -91,8 +92,9 @@ class ReferenceEngine:
         signals = task.told_signals(told, synthetic.signals)
         with torch.no_grad():
             seen = replace(visit, client=told, signals=signals)
-            summary, notes = checked.summarize(method, self.network, seen)
-            kept = checked.remember(method, self.network, visit)
+            # Copies: a method may return the network's weights, which the next client overwrites.
+            summary, notes = map(cloned, checked.summarize(method, self.network, seen))
+            kept = cloned(checked.remember(method, self.network, visit))
         shared, own = task.parted({name: value.clone() for name, value in self.tensors.items()})
         correct: Tensors = {}
         if job.evaluate:

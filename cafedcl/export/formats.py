@@ -9,6 +9,7 @@ the classes are inside.
 import io
 import json
 import logging
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from cafedcl.core.errors import CafedclError
-from cafedcl.core.files import explained, write_atomically
+from cafedcl.core.files import SAFETENSORS, explained, refuse_other_file, write_atomically
 from cafedcl.core.imports import optional
 from cafedcl.core.steps import step
 from cafedcl.core.tensors import Tensors
@@ -31,6 +32,8 @@ from cafedcl.federation.served_model import ServedModel
 
 ENDINGS = {"onnx": ".onnx", "torch": ".pt2", "safetensors": ".safetensors"}
 """The formats, and how the names of their files end."""
+BEGINNINGS = {"onnx": re.compile(rb"\x08"), "torch": re.compile(rb"PK"), "safetensors": SAFETENSORS}
+"""How files of the formats begin."""
 OPSET = 18
 """The version of ONNX's operators; older ones lack the reductions that some methods need."""
 
@@ -56,6 +59,7 @@ def outputs(model: ServedModel) -> list[str]:
 def write_model(run: Run, to: str, out: Path, client: int | str | None = None) -> ServedModel:
     """Write a run's model into a file of the given format, and return it."""
     refuse_file_of_run(out)
+    refuse_other_file(out, BEGINNINGS[to], f"model for {to}")
     run.require_learned()
     model = run.served(client)
     packed = {"onnx": as_onnx, "torch": as_torch, "safetensors": as_safetensors}[to]

@@ -40,7 +40,10 @@ class Attack:
         name = self.task.method.name
         if not needed.get(kind, True):
             what = words.get(kind, "weights")
-            yield f"attack.kind = {kind}: {name} sends no {what}, so the attack changes nothing"
+            yield (
+                f"attack.kind = {kind}: {name} sends no {what}, so the attack changes nothing that "
+                "is sent; liars are only left out of scores of probabilities"
+            )
         if kind != "none" and self.options.claim != "honest" and not self.claims:
             claim = self.options.claim
             yield f"attack.claim = {claim}: {name} sends no confidence, so it changes nothing"

@@ -127,9 +127,8 @@ def check_unchanged(folder: RunFolder, config: Config, asked: Collection[str] = 
 
     ``asked`` names those of them that a command was given.
     """
-    saved = folder.newest(lambda _: None)
-    if saved is not None:
-        saved.check_config(config, folder.path, asked)
+    saved = folder.newest(lambda _: None) or _begun(folder)
+    saved.check_config(config, folder.path, asked)
 
 
 @contextmanager
@@ -153,6 +152,12 @@ def _covered(checkpoint: Checkpoint, metrics: MetricsRead) -> bool:
     return checkpoint.round <= rounds or (has_last and checkpoint.round == rounds + 1)
 
 
+def _begun(folder: RunFolder) -> Checkpoint:
+    """Return what stands in for a checkpoint before there is one: the config of the start."""
+    _, about = folder.data()
+    return Checkpoint(0, {}, about.get("config", {}))
+
+
 def _check_restart(
     folder: RunFolder, metrics: MetricsRead, config: Config, warn: Callable[[str], None]
 ) -> None:
@@ -167,8 +172,7 @@ def _check_restart(
     all_damaged = bool(files) and folder.newest(lambda _: None) is None
     if not metrics.problem and (all_damaged or (not files and done < first_due)):
         if done:
-            _, started = folder.data()
-            Checkpoint(0, {}, started.get("config", {})).check_config(config, folder.path)
+            _begun(folder).check_config(config, folder.path)
             why = "no checkpoint is whole" if files else "no checkpoint yet"
             what = "round is" if done == 1 else f"{done} rounds are"
             warn(f"{folder.path}: {why}; its {what} trained again")

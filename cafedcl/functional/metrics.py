@@ -166,7 +166,7 @@ class Evaluator:
     def _scores(self, right: Tensor, tested: Tensor, clients: Tensor) -> Scores:
         recall = right.double() / tested.double()
         return {
-            "accuracy": float(right.sum() / tested.sum()) if tested.sum() else None,
+            "accuracy": float(right.sum()) / float(tested.sum()) if tested.sum() else None,
             "balanced": _mean(recall.numpy(force=True)),
             "worst_class": _least(recall),
             **spread_of(clients),

@@ -140,7 +140,10 @@ class ReplyValidator:
         for name, entry in self.fields.items():
             shape = (rows, *entry.shape) if entry.per_class else entry.shape
             expected[name] = (shape, torch.float32)
-        return mismatch(up.tensors, expected)
+        problem = mismatch(up.tensors, expected)
+        if problem and up.tensors.keys() > expected.keys():
+            problem += "; a method declares what its `summarize` sends in `fields`"
+        return problem
 
     def _wrong_weights(self, model: Mapping[str, Tensor]) -> str | None:
         """Return what is wrong with names, shapes and types of the model."""

@@ -13,7 +13,7 @@ from cafedcl.core.contract import Batch, Claims, Client, Enrolment, Field, Up, V
 from cafedcl.core.errors import place_of
 from cafedcl.core.imports import explained_failure
 from cafedcl.core.returned import kind_of, named_tensors, wrong_result
-from cafedcl.core.tensors import MODEL, Tensors
+from cafedcl.core.tensors import MODEL, Tensors, cloned
 from cafedcl.functional.aggregation import Entries
 from cafedcl.models.base import Network
 
@@ -43,7 +43,13 @@ def head(method: "Method") -> nn.Module:
 
 def start(method: "Method", model: Network) -> Tensors:
     """Return the server's state besides the model: tensors by name."""
-    return named_tensors(method, "start", method.start(model))
+    found = named_tensors(method, "start", method.start(model))
+    for name in found:
+        if name.startswith(MODEL):
+            expected = f"names that begin with {MODEL} are those of the model's weights"
+            raise wrong_result(method, "start", f"'{name}'", expected)
+    # A method may return the model's own weights, which training overwrites.
+    return cloned(found)
 
 
 def fields(method: "Method", model: Network) -> dict[str, Field]:
@@ -123,7 +129,8 @@ def loss(method: "Method", model: Network, batch: Batch, visit: Visit) -> Tensor
     terms: object = method.loss(model, batch, visit)
     if not isinstance(terms, dict) or not terms:
         expected = "terms by name are expected, such as {'ce': term}"
-        raise wrong_result(method, "loss", type(terms).__name__, expected)
+        returned = "no term" if isinstance(terms, dict) else type(terms).__name__
+        raise wrong_result(method, "loss", returned, expected)
     one_number = "a tensor with one number"
     for name, term in named_tensors(method, "loss", terms, one_number).items():
         if term.dim():
@@ -178,6 +185,9 @@ def update(method: "Method", state: Tensors, ups: list[Up]) -> Tensors:
     if it is no weight. An empty one is a placeholder.
     """
     changed = named_tensors(method, "update", method.update(state, ups))
+    for name in sorted(changed.keys() - state.keys()):
+        # A checkpoint with an entry that a fresh state lacks could not be resumed.
+        raise wrong_result(method, "update", f"'{name}'", "an entry of `start` is expected")
     for name in changed.keys() & state.keys():
         value, before = changed[name], state[name]
         if not before.numel():

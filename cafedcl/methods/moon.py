@@ -75,5 +75,4 @@ class Moon(Method):
         return terms
 
     def remember(self, model: Network, visit: Visit) -> Tensors:
-        weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
-        return prefixed("previous/", weights)
+        return prefixed("previous/", model.state_dict())

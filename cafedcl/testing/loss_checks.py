@@ -47,7 +47,8 @@ def check_no_chance(case: Case) -> None:
     )
     if name is not None:
         raise case.fail(
-            f"'{name}' differs when it is computed again; a loss must not draw random numbers"
+            f"'{name}' differs when it is computed again; neither a loss nor a model may draw "
+            "random numbers, as dropout does"
         )
 
 

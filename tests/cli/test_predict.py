@@ -126,6 +126,25 @@ def test_a_file_of_an_unknown_kind_is_refused(call: Call) -> None:
     assert ".csv or .json is expected" in err
 
 
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["predict", "run", "photos", "--out", "own.csv"], "file of predictions"),
+        (["export", "run", "--to", "safetensors", "--out", "own.csv"], "model for safetensors"),
+        (["split", "iid", "--data", "digits", "--export", "own.csv"], "saved split"),
+    ],
+)
+def test_a_file_of_ones_own_is_never_replaced(
+    call: Call, home: Path, words: list[str], what: str
+) -> None:
+    table = "file,label,site\na.png,scratch,lyon\n"
+    (home / "own.csv").write_text(table)
+    code, _, err = call(*words)
+    assert code == 2
+    assert err.endswith(f" own.csv: it exists and is no {what}; choose another name\n")
+    assert (home / "own.csv").read_text() == table
+
+
 def test_an_empty_folder_is_named(call: Call, home: Path) -> None:
     (home / "empty").mkdir(exist_ok=True)
     code, _, err = call("predict", "run", "empty")

@@ -1,11 +1,14 @@
 import os
+import re
 from pathlib import Path
 from threading import Thread
 
 import pytest
+import torch
+from safetensors.torch import save
 
 from cafedcl.core.errors import CafedclError
-from cafedcl.core.files import explained, write_atomically
+from cafedcl.core.files import SAFETENSORS, explained, refuse_other_file, write_atomically
 
 
 def test_a_link_stays_a_link(tmp_path: Path) -> None:
@@ -37,3 +40,33 @@ def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
         explained(tmp_path),
     ):
         write_atomically(tmp_path / "x.csv", b"")
+
+
+@pytest.mark.parametrize(
+    ("content", "own", "refused"),
+    [
+        (b"", re.compile(b"image,"), False),
+        (b"image,class\na,b\n", re.compile(b"image,"), False),
+        (b"file,label\na,b\n", re.compile(b"image,"), True),
+        (b"image,class\na,b\n", SAFETENSORS, True),
+        (save({"a": torch.zeros(2)}), SAFETENSORS, False),
+        (b"\n" * 8 + b"{", SAFETENSORS, False),
+    ],
+)
+def test_a_file_is_replaced_only_by_one_of_its_kind(
+    tmp_path: Path, content: bytes, own: re.Pattern[bytes], refused: bool
+) -> None:
+    path = tmp_path / "file"
+    refuse_other_file(path, own, "table")
+    path.write_bytes(content)
+    if not refused:
+        refuse_other_file(path, own, "table")
+        return
+    with pytest.raises(CafedclError, match=f"^--out {path}: it exists and is no table; choose"):
+        refuse_other_file(path, own, "table")
+
+
+def test_what_is_no_file_is_not_read_first(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    refuse_other_file(pipe, SAFETENSORS, "model")

@@ -47,11 +47,25 @@ def test_the_part_is_the_same_every_time_and_measured_anew():
     assert data.reduced(0) is data
 
 
-@pytest.mark.parametrize("x", [torch.rand(4, 1, 2, 2), np.zeros((4, 1, 2, 2), np.uint8), [1]])
+@pytest.mark.parametrize("x", [torch.rand(4, 1, 2, 2), np.zeros((4, 1, 2, 2), np.int64), [1]])
 def test_images_of_another_type_are_told_before_they_are_measured(x):
     y = torch.zeros(4, dtype=torch.int64)
-    with pytest.raises(CafedclError, match=r"training images are .*; expected a uint8 tensor"):
+    with pytest.raises(CafedclError, match=r"training images are .*; expected uint8 of shape"):
         Dataset.of(x, y, x, y, ("a",))
+
+
+def test_arrays_are_as_good_as_tensors():
+    x = torch.arange(24, dtype=torch.uint8).reshape(6, 1, 2, 2)
+    y = torch.arange(6) % 2
+    whose = torch.arange(6)
+    arrays = [each.numpy() for each in (x, y, x, y)]
+    made = Dataset.of(*arrays, ("a", "b"), whose.numpy(), groups=whose.numpy())
+    same = Dataset.of(x, y, x, y, ("a", "b"), whose, groups=whose)
+    assert made.plain() == same.plain()
+    mine = made.tensors()
+    assert all(torch.equal(mine[name], value) for name, value in same.tensors().items())
+    flipped = Dataset.of(x.numpy()[::-1], *arrays[1:], ("a", "b"))
+    assert torch.equal(flipped.train_x, x.flip(0))
 
 
 def test_colours_become_grey_as_in_an_image_file_and_grey_becomes_three_equal_channels():

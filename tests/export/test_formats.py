@@ -148,11 +148,12 @@ def test_a_file_that_cannot_be_written_is_one_line_and_the_earlier_one_stays(
     to: str, trained: Callable[[str], Run], tmp_path: Path
 ) -> None:
     file = tmp_path / "model"
-    file.write_bytes(b"earlier")
+    earlier = {"torch": b"PK earlier", "safetensors": bytes(8) + b"{"}[to]
+    file.write_bytes(earlier)
     (tmp_path / "model.tmp").mkdir()
     with pytest.raises(CafedclError, match="cannot be written: Is a directory"):
         write_model(trained("fedavg"), to, file)
-    assert file.read_bytes() == b"earlier"
+    assert file.read_bytes() == earlier
 
 
 def test_the_temperature_is_inside(trained: Callable[[str], Run], digits: Dataset) -> None:

@@ -184,7 +184,12 @@ def test_a_liar_is_honest_until_the_first_round_in_which_it_lies(tiny: Tiny) -> 
 @pytest.mark.parametrize(
     ("kind", "method", "claim", "said"),
     [
-        ("swap", "fedavg", "honest", "fedavg sends no prototypes, so the attack changes nothing"),
+        (
+            "swap",
+            "fedavg",
+            "honest",
+            "fedavg sends no prototypes, so the attack changes nothing that",
+        ),
         ("sign-flip", "fedproto", "honest", "fedproto sends no weights"),
         ("sign-flip", "fedavg", "most", "attack.claim = most: fedavg sends no confidence"),
         ("swap", "cafedcl", "most", ""),

@@ -195,6 +195,17 @@ def test_a_run_that_had_no_checkpoint_yet_begins_again_and_says_so(
     with pytest.raises(KilledError):
         api.start(resolve(lasting), path, [Killer()])
     assert len(RunFolder(path).metrics()) == 2
+    before = (path / "config.toml").read_bytes()
+    for change, why in (
+        (
+            {"settings": {"train.lr": 0.2}},
+            r"run: train.lr = 0.2, .*; leave it out, or .*=0.2 ",
+        ),
+        ({"rounds": 1}, r"run: federation.rounds = 1, .* for 3; the number can only be raised"),
+    ):
+        with pytest.raises(CafedclError, match=why):
+            api.resume(path, **change)  # type: ignore[arg-type]
+        assert (path / "config.toml").read_bytes() == before
     said: list[str] = []
     api.resume(path, warn=said.append)
     assert "no checkpoint yet; its 2 rounds are trained again" in said[0]

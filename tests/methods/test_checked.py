@@ -38,7 +38,7 @@ def reasons(federation):
     [
         (torch.ones(()), "its loss returns Tensor; terms by name are expected"),
         (None, "its loss returns NoneType; terms by name"),
-        ({}, "its loss returns dict; terms by name"),
+        ({}, "its loss returns no term; terms by name"),
         (
             {"ce": torch.ones(3)},
             "its loss returns a tensor of shape (3,) as 'ce'; a tensor with one",
@@ -96,6 +96,11 @@ def test_what_a_client_cannot_use_is_said_with_its_step_and_place(
             "torch.int64 as 'model/head.bias'; torch.float32 is expected",
         ),
         ("update", lambda _: {"anchors/x": 2.0}, "float as 'anchors/x'; a tensor is expected"),
+        (
+            "update",
+            lambda _: {"anchors/x": torch.ones(1)},
+            "'anchors/x'; an entry of `start` is expected",
+        ),
         (
             "update",
             lambda _: {"model/head.weight": torch.ones(2)},
@@ -265,3 +270,47 @@ def test_an_empty_entry_of_the_state_is_a_placeholder(tiny, monkeypatch):
     federation = tiny("fedavg")
     assert not reasons(federation)
     assert federation.state["server/last"].shape == (2, 3)
+
+
+def test_a_state_with_weights_of_the_model_is_refused_before_the_first_round(tiny, monkeypatch):
+    monkeypatch.setattr(FedAvg, "start", lambda *_: {"model/more": torch.zeros(1)})
+    with pytest.raises(CafedclError, match=r"its start returns 'model/more'; names that begin"):
+        tiny("fedavg")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_views_of_the_models_weights_are_what_they_were_when_they_were_returned(
+    engine, tiny, monkeypatch
+):
+    """The next client trains in the same memory."""
+
+    def outcome(change):
+        def weights(model):
+            return {name: change(value) for name, value in model.named_parameters()}
+
+        monkeypatch.setattr(FedAvg, "start", lambda _, m: {"server/w": change(m.head.bias)})
+        monkeypatch.setattr(FedAvg, "remember", lambda _, m, visit: weights(m))
+        sent = {"w": Field((10,), per_class=False)}
+        monkeypatch.setattr(FedAvg, "fields", lambda _, model: sent)
+        monkeypatch.setattr(
+            FedAvg, "summarize", lambda _, m, visit: ({"w": change(m.head.bias)}, {})
+        )
+        monkeypatch.setattr(
+            FedAvg,
+            "update",
+            lambda _, state, ups: {
+                "server/w": torch.stack([up.tensors["w"] for up in ups]).mean(0)
+            },
+        )
+        federation = tiny("fedavg")
+        federation.engine = ENGINES[engine](federation.task)
+        with federation:
+            assert federation.step().failed == []
+            assert not federation.state["server/w"].requires_grad
+            kept = [value.clone() for its in federation.memories.values() for value in its.values()]
+            return [federation.state["server/w"].clone(), *kept]
+
+    found = outcome(lambda value: value)
+    expected = outcome(lambda value: value.detach().clone())
+    assert len(found) > 3
+    assert all(map(torch.equal, found, expected))

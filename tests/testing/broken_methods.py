@@ -315,8 +315,11 @@ BROKEN: dict[type[FedAvg], tuple[str, str]] = {
     UndeclaredOption: ("description", "its option 'strength' is not declared with `option`"),
     Raises: ("rounds", "no loss today"),
     WeighsTooFew: ("rounds", "its weigh returns a tensor of shape (1,); a tensor of shape (3,)"),
-    SendsUndeclared: ("rounds", "'extra' was not asked for; declare what `summarize` sends in"),
-    GrowingState: ("rounds", "its state changes names, types or shapes: anchors/other"),
+    SendsUndeclared: (
+        "rounds",
+        "'extra' was not asked for; a method declares what its `summarize`",
+    ),
+    GrowingState: ("rounds", "its update returns 'anchors/other'; an entry of `start` is expected"),
     WideningState: ("rounds", "a tensor of shape (2, 3) as 'anchors/table'; (2, 2) is expected"),
     NotFinite: ("rounds", "the server's step gave NaN or Inf in 'server/sum'"),
     DrawsItsOwn: ("seed", "two runs with the same seed differ in 'state/server/noise'"),
