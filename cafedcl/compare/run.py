@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from cafedcl.compare.tune import Search
+    from cafedcl.data import Dataset
 
 BEST = "best.toml"
 NO_SCORE = "no point of the sweep has a score: every run failed or diverged"
@@ -102,8 +103,12 @@ class SweepResult:
 def run_comparison(plan: Comparison, out: Path, means: Means) -> list[RunOutcome]:
     """Execute all runs that are not finished, and print the table."""
     jobs = plan.jobs(out)
+    begun = (out / Comparison.FILE).is_file()
+    if means.ray is None and not begun:
+        # Before the plan is written: its folder could not be used for another one.
+        check_splits(plan)
     with planned(out, plan.to_plain(), Comparison.FILE, Comparison.COMMAND):
-        if means.ray is None:
+        if means.ray is None and begun:
             fetch_data(
                 [plan.tables(plan.methods[0], name, None, plan.first_seed) for name in plan.data]
             )
@@ -196,6 +201,22 @@ def fetch_data(tables: Sequence[Tables]) -> None:
 
     for table in tables:
         load_dataset(resolve(table).data)
+
+
+def check_splits(plan: Comparison) -> None:
+    """Load every data set once, and refuse a split that it does not allow."""
+    from cafedcl.task.build import load_data, settle_split
+
+    for name in plan.data:
+        loaded: Dataset | None = None
+        for split in plan.splits or (None,):
+            config = resolve(plan.tables(plan.methods[0], name, split, plan.first_seed))
+            loaded = loaded or load_data(config)
+            try:
+                settle_split(config, loaded)
+            except CafedclError as error:
+                where = f"{name}, {split}" if split else name
+                raise CafedclError(f"{where}: {error}") from None
 
 
 def show_table(out: Path) -> None:

@@ -123,10 +123,7 @@ def change_config(folder: RunFolder, settings: Sequence[str]) -> None:
 
 
 def check_unchanged(folder: RunFolder, config: Config, asked: Collection[str] = ()) -> None:
-    """Raise CafedclError if a config has options that may not differ from those of the run.
-
-    ``asked`` names those of them that a command was given.
-    """
+    """Raise CafedclError if a config has options that may not differ from those of the run."""
     saved = folder.newest(lambda _: None) or _begun(folder)
     saved.check_config(config, folder.path, asked)
 

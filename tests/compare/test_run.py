@@ -64,6 +64,19 @@ def test_the_command_lists_failures_and_its_status_is_one(
     assert "--out: name the folder" in str(call("--methods", "fedavg").exception)
 
 
+def test_a_split_that_the_data_do_not_allow_is_refused_before_any_run(
+    stub: Notes, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    asked = ["--methods", "fedavg", "--rounds", 3, "--out", out, "--devices", "cpu", "--quiet"]
+    done = call(*asked, "--splits", "iid", "--splits", "natural")
+    assert "digits, natural: split.kind = natural: the data set 'digits' has no clients" in str(
+        done.exception
+    )
+    assert not out.exists()
+    assert call(*asked, "--splits", "iid").exit_code == 0
+
+
 @pytest.mark.parametrize("why", [KeyboardInterrupt, NoReaderError])
 def test_an_interrupted_command_says_how_to_go_on(
     stub: Notes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: type[BaseException]

@@ -100,8 +100,12 @@ def _read_frame(path: Path) -> pd.DataFrame:
         raise CafedclError(f"{path}: it is not UTF-8 text; save it as CSV in UTF-8") from None
     except OSError as error:
         raise CafedclError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except pd.errors.EmptyDataError:
+        raise CafedclError(
+            f"{path}: it is empty; a table has a head, and a row per image"
+        ) from None
     except Exception as error:  # pyarrow has its own errors
-        raise CafedclError(f"{path}: not a readable table: {error}") from None
+        raise CafedclError(f"{path}: {_why_unreadable(error)}") from None
     # pandas takes values without a name for the names of rows, and so moves all the others.
     if path.suffix.lower() == ".csv" and not isinstance(frame.index, pd.RangeIndex):
         raise CafedclError(
@@ -120,6 +124,18 @@ def _refuse_namesakes(path: Path, columns: Iterable[str]) -> None:
     for column in columns:
         if names.count(column) > 1:
             raise CafedclError(f"{path}: two columns are called '{column}'; rename or remove one")
+
+
+def _why_unreadable(error: Exception) -> str:
+    """Return what is wrong with a table, in words; pandas names its own steps."""
+    uneven = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(error))
+    if uneven:
+        expected, line, found = uneven.groups()
+        return (
+            f"line {line} has {found} values, but there are {expected} columns; put a value with a "
+            "comma or semicolon in it in quotes"
+        )
+    return f"not a readable table: {error}"
 
 
 def _separator(path: Path) -> str:

@@ -133,7 +133,8 @@ def test_labels_stay_text(table, load):
             {"text": 'path,label\n\n"images/0.png","a"\n\nimages/1.png,"two\nlines"\n,b\n'},
             "line 7 has no path",
         ),
-        ({"text": ""}, "not a readable table"),
+        ({"text": ""}, "it is empty; a table has a head"),
+        ({"text": "path,label\na.png,x\nb.png,x,y\n"}, "line 3 has 3 values, but there are 2 col"),
         ({"text": "path,label\n"}, "the table has no rows"),
         ({"text": 'path,label\n"x'}, "not a readable table"),
         (
