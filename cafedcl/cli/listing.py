@@ -12,7 +12,7 @@ from cafedcl.cli.options import COMPOSITE_HELP, Settings, with_flags
 from cafedcl.cli.session import load_torch
 from cafedcl.config.flags import Flags
 from cafedcl.core.errors import CafedclError
-from cafedcl.core.files import SAFETENSORS, refuse_other_file
+from cafedcl.core.files import refuse_other_file
 from cafedcl.core.printable import printable
 from cafedcl.terminal.console import console, headed
 
@@ -211,8 +211,9 @@ def split(
     import dataclasses
 
     load_torch()
-    from cafedcl.data.shards import save_shards
+    from cafedcl.data.shards import OWN_FILE, save_shards
     from cafedcl.data.split_tables import OWN_TABLE, is_table, save_table
+    from cafedcl.federation.run_folder import refuse_file_of_run
     from cafedcl.task.build import load_data, settle_split
     from cafedcl.task.resolve import gather
     from cafedcl.terminal.split_map import split_map, split_numbers
@@ -222,7 +223,8 @@ def split(
     if export and len(sets) > 1:
         raise CafedclError("--export: one data set at a time")
     if export:
-        own = OWN_TABLE if is_table(export) else SAFETENSORS
+        refuse_file_of_run(export, "--export")
+        own = OWN_TABLE if is_table(export) else OWN_FILE
         refuse_other_file(export, own, "saved split", "--export")
     screen = console()
     drawn = []

@@ -46,15 +46,17 @@ def privacy(
     from cafedcl.terminal.disclosed_table import disclosed_table
 
     chosen = gather(config, settings=settings or [], **flags)
-    number, (channels, height, width) = data_sizes(config)
-    number = classes or number
-    channels, height, width = asked or (channels, height, width)
-    found = disclosed(chosen, (channels, height, width), number)
+    if classes is None or asked is None:
+        found_classes, found_shape = data_sizes(config)
+        classes = classes or found_classes
+        asked = asked or found_shape
+    channels, height, width = asked
+    found = disclosed(chosen, asked, classes)
     if as_json:
         print(json.dumps([dataclasses.asdict(entry) for entry in found]))
         return
     screen = console()
-    screen.print(f"{chosen.label}, {number} classes, images of {channels}×{height}×{width}")
+    screen.print(f"{chosen.label}, {classes} classes, images of {channels}×{height}×{width}")
     screen.print(disclosed_table(as_table(found)))
     for line in limits(chosen):
         screen.print(line, soft_wrap=True)
@@ -74,9 +76,9 @@ def data_sizes(config: Path | None) -> tuple[int, tuple[int, int, int]]:
 
     The config of a deployment says neither: only sites have the images.
     """
-    from cafedcl.federation.run_folder import DATA, RunFolder
+    from cafedcl.federation.run_folder import CONFIG, DATA, RunFolder
 
-    if config is None or not (config.parent / DATA).is_file():
+    if config is None or config.name != CONFIG or not (config.parent / DATA).is_file():
         return 10, (1, 28, 28)
     _, about = RunFolder(config.parent).data()
     channels, height, width = about["shape"]

@@ -1,6 +1,6 @@
 """Plans of many runs: which runs there are, their folders, and the file that keeps the plan."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -298,8 +298,17 @@ def place_of(data: str) -> str:
 
 
 @contextmanager
-def planned(out: Path, plan: dict[str, Any], file: str, command: str) -> Iterator[None]:
-    """Lock the folder of a plan, and write the plan; an existing plan must be the same."""
+def planned(
+    out: Path,
+    plan: dict[str, Any],
+    file: str,
+    command: str,
+    check: Callable[[], object] = lambda: None,
+) -> Iterator[None]:
+    """Lock the folder of a plan, and write the plan; an existing plan must be the same.
+
+    ``check`` may refuse a new plan before it is written.
+    """
     path = out / file
     if path.is_file():
         if stored_plan(out, file, command) != plan:
@@ -319,6 +328,7 @@ def planned(out: Path, plan: dict[str, Any], file: str, command: str) -> Iterato
     refuse_inside_run(out)
     with RunFolder(out).held():
         if not path.is_file():
+            check()
             with explained(out):
                 write_atomically(path, plan_toml(plan, command).encode())
         yield

@@ -103,12 +103,11 @@ class SweepResult:
 def run_comparison(plan: Comparison, out: Path, means: Means) -> list[RunOutcome]:
     """Execute all runs that are not finished, and print the table."""
     jobs = plan.jobs(out)
+    here = means.ray is None
     begun = (out / Comparison.FILE).is_file()
-    if means.ray is None and not begun:
-        # Before the plan is written: its folder could not be used for another one.
-        check_splits(plan)
-    with planned(out, plan.to_plain(), Comparison.FILE, Comparison.COMMAND):
-        if means.ray is None and begun:
+    check = partial(check_splits, plan) if here else lambda: None
+    with planned(out, plan.to_plain(), Comparison.FILE, Comparison.COMMAND, check):
+        if here and begun:
             fetch_data(
                 [plan.tables(plan.methods[0], name, None, plan.first_seed) for name in plan.data]
             )

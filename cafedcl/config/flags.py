@@ -3,7 +3,6 @@
 Every other option is set by its full name, such as ``--set train.lr=0.05``.
 """
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, TypedDict
@@ -38,8 +37,12 @@ whole section, as in ``dirichlet:0.1``.
 
 
 def base_of(method: str) -> str:
-    """Return a method's name without its preset and its tail augmentation."""
-    return re.split("[:+]", method)[0]
+    """Return a method's name without its preset and its tail augmentation.
+
+    After a colon, a capital letter begins the class of a module, and any other letter a preset.
+    """
+    first, *rest = method.partition("+")[0].split(":")
+    return f"{first}:{rest[0]}" if rest and rest[0][:1].isupper() else first
 
 
 def replaced_method(section: Mapping[str, Any], name: str) -> dict[str, Any]:

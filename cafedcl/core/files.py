@@ -35,8 +35,8 @@ def write_atomically(path: Path, data: bytes) -> None:
     _sync_folder(path.parent)
 
 
-SAFETENSORS = re.compile(rb".{8}\{", re.DOTALL)
-"""How a file of tensors begins: with the length of its header, and the header."""
+BEGINNING = 1_000_000
+"""How many bytes of a file are read to tell what it is."""
 
 
 def refuse_other_file(path: Path, own: re.Pattern[bytes], what: str, option: str = "--out") -> None:
@@ -55,7 +55,7 @@ def refuse_other_file(path: Path, own: re.Pattern[bytes], what: str, option: str
 
 def _beginning(path: Path) -> bytes:
     with path.open("rb") as file:
-        return file.read(100)
+        return file.read(BEGINNING)
 
 
 def append_line(path: Path, line: str) -> None:

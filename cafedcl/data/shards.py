@@ -1,5 +1,6 @@
 """Each client's images as indices into the training set: hold out, merge, save and load."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -201,6 +202,10 @@ def merge_clients(shards: Shards) -> Shards:
 def fingerprint(labels: Tensor) -> str:
     """Return a digest of the labels, which ties a saved split to its data."""
     return blake2b(labels.cpu().numpy().astype("<i8").tobytes(), digest_size=12).hexdigest()
+
+
+OWN_FILE = re.compile(rb'.{8}\{"__metadata__":\{"header":"\{\\"labels\\":', re.DOTALL)
+"""How a file of a split begins."""
 
 
 def save_shards(shards: Shards, labels: Tensor, path: Path) -> None:

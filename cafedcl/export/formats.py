@@ -22,7 +22,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from cafedcl.core.errors import CafedclError
-from cafedcl.core.files import SAFETENSORS, explained, refuse_other_file, write_atomically
+from cafedcl.core.files import explained, refuse_other_file, write_atomically
 from cafedcl.core.imports import optional
 from cafedcl.core.steps import step
 from cafedcl.core.tensors import Tensors
@@ -32,8 +32,14 @@ from cafedcl.federation.served_model import ServedModel
 
 ENDINGS = {"onnx": ".onnx", "torch": ".pt2", "safetensors": ".safetensors"}
 """The formats, and how the names of their files end."""
-BEGINNINGS = {"onnx": re.compile(rb"\x08"), "torch": re.compile(rb"PK"), "safetensors": SAFETENSORS}
-"""How files of the formats begin."""
+BEGINNINGS = {
+    "onnx": re.compile(rb"\x08"),
+    "torch": re.compile(rb"PK\x03\x04.{26}(archive|[^/]{1,60}/(data|models|version))/", re.DOTALL),
+    "safetensors": re.compile(rb'.{8}\{"__metadata__":\{.*"calibration_images":', re.DOTALL),
+}
+"""How files of the formats begin. Many files are zip archives: the first name in it tells them
+apart.
+"""
 OPSET = 18
 """The version of ONNX's operators; older ones lack the reductions that some methods need."""
 

@@ -1,7 +1,8 @@
 """A checkpoint: the state of a federation after a round, with a digest and the run's config."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,9 @@ MAY_CHANGE = (
     "privacy.accountant",
 )
 """Options that may differ when a run is resumed. `federation.rounds` may be raised besides."""
+Asked = Mapping[str, str]
+"""Options that a command was given, as texts: they are not in the run's file yet."""
+NOTHING_ASKED: Asked = {}
 
 
 @dataclass(frozen=True)
@@ -78,11 +82,8 @@ class Checkpoint:
         tensors = with_all_rows(tensors)
         return cls(header["round"], tensors, header.get("config", {}), header.get("record"))
 
-    def check_config(self, config: Config, where: Path, asked: Collection[str] = ()) -> None:
-        """Raise CafedclError if a run's config has changed in a way that changes its results.
-
-        ``asked`` names the options that are not in the run's file yet, but were given to a command.
-        """
+    def check_config(self, config: Config, where: Path, asked: Asked = NOTHING_ASKED) -> None:
+        """Raise CafedclError if a run's config has changed in a way that changes its results."""
         if not self.config:
             return
         before = flattened(resolve(upgrade(dict(self.config))).to_plain())
@@ -92,11 +93,10 @@ class Checkpoint:
                 self._check_rounds(int(before[name]), config, _Place(where, name, asked))
             elif before.get(name) != now.get(name) and not name.startswith(MAY_CHANGE):
                 place = _Place(where, name, asked)
-                value = _shown(now, name)
                 raise CafedclError(
-                    f"{place.file}: {name} = {value}, but the run was made with "
+                    f"{place.file}: {name} = {_shown(now, name)}, but the run was made with "
                     f"{_shown(before, name)}; {place.undo}, or start a new run with "
-                    f"`{place.retrain(value)}`"
+                    f"`{place.retrain}`"
                 )
         moved_machines = "flower" in (before["engine.name"], now["engine.name"])
         if moved_machines and before["engine.name"] != now["engine.name"]:
@@ -137,7 +137,7 @@ class Checkpoint:
             raise CafedclError(
                 f"{place.file}: federation.rounds = {rounds}, but the run was made for "
                 f"{before}, and {who} trains differently for another number; {place.undo}, "
-                f"or start a new run with `{place.retrain(str(rounds))}`"
+                f"or start a new run with `{place.retrain}`"
             )
 
 
@@ -147,7 +147,7 @@ class _Place:
 
     run: Path
     name: str
-    asked: Collection[str]
+    asked: Asked
 
     @property
     def file(self) -> Path:
@@ -157,10 +157,11 @@ class _Place:
     def undo(self) -> str:
         return "leave it out" if self.name in self.asked else "change it back"
 
-    def retrain(self, value: str) -> str:
-        """Return the command that starts a new run with the changed option."""
-        changed = ("--set", f"{self.name}={value}") if self.name in self.asked else ()
-        return retrain_command(self.run, *changed)
+    @property
+    def retrain(self) -> str:
+        """Return the command that starts a new run with all changed options."""
+        changed = [("--set", f"{name}={value}") for name, value in self.asked.items()]
+        return retrain_command(self.run, *chain(*changed))
 
 
 def _shown(options: Mapping[str, Any], name: str) -> str:

@@ -330,12 +330,12 @@ def _number(file: Path) -> int:
     return int(file.stem)
 
 
-def refuse_file_of_run(path: Path) -> None:
+def refuse_file_of_run(path: Path, option: str = "--out") -> None:
     """Raise CafedclError if a file that is about to be written belongs to a run."""
     for folder, name in zip(path.parents, path.parts[:0:-1], strict=False):
         if (name in {CONFIG, METRICS, *WRITTEN_FIRST}) and RunFolder(folder).begun:
             raise CafedclError(
-                f"--out {path}: it is a file of the run in {folder}; choose another name"
+                f"{option} {path}: it is a file of the run in {folder}; choose another name"
             )
 
 

@@ -1,7 +1,7 @@
 """Runs: started, resumed, and loaded from their folder."""
 
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -17,14 +17,14 @@ from cafedcl.core.files import explained, write_atomically
 from cafedcl.core.tensors import MODEL, Tensors, moved, under, unpack_checked
 from cafedcl.data.grey_values import WHOLE_16_BITS, Window
 from cafedcl.federation.callback import Callback, Record
-from cafedcl.federation.checkpoint import Checkpoint, memories_of
+from cafedcl.federation.checkpoint import NOTHING_ASKED, Asked, Checkpoint, memories_of
 from cafedcl.federation.contact_sheets import ContactSheets
 from cafedcl.federation.final_scores import check_calibrations
 from cafedcl.federation.metrics_file import MetricsLine, MetricsRead
 from cafedcl.federation.recorder import Recorder
 from cafedcl.federation.result import Run
 from cafedcl.federation.rounds import Federation
-from cafedcl.federation.run_folder import CONFIG, ENCODER_FOLDER, RunFolder
+from cafedcl.federation.run_folder import CONFIG, DATA, ENCODER_FOLDER, RunFolder
 from cafedcl.federation.sparse_writing import whole_tables
 from cafedcl.models.initial_weights import weights_digest
 from cafedcl.models.pretrained import PretrainedEncoder
@@ -118,11 +118,12 @@ def change_config(folder: RunFolder, settings: Sequence[str]) -> None:
         for setting in settings:
             assign(tables, setting)
         config = resolve(tables)
-        check_unchanged(folder, config, [setting.partition("=")[0] for setting in settings])
+        asked = [setting.partition("=") for setting in settings]
+        check_unchanged(folder, config, {name.strip(): text.strip() for name, _, text in asked})
         Recorder(folder).write_config(config)
 
 
-def check_unchanged(folder: RunFolder, config: Config, asked: Collection[str] = ()) -> None:
+def check_unchanged(folder: RunFolder, config: Config, asked: Asked = NOTHING_ASKED) -> None:
     """Raise CafedclError if a config has options that may not differ from those of the run."""
     saved = folder.newest(lambda _: None) or _begun(folder)
     saved.check_config(config, folder.path, asked)
@@ -151,7 +152,8 @@ def _covered(checkpoint: Checkpoint, metrics: MetricsRead) -> bool:
 
 def _begun(folder: RunFolder) -> Checkpoint:
     """Return what stands in for a checkpoint before there is one: the config of the start."""
-    _, about = folder.data()
+    began = folder.metrics_file.read().lines or (folder.path / DATA).is_file()
+    about = folder.data()[1] if began else {}
     return Checkpoint(0, {}, about.get("config", {}))
 
 

@@ -141,7 +141,7 @@ class ReplyValidator:
             shape = (rows, *entry.shape) if entry.per_class else entry.shape
             expected[name] = (shape, torch.float32)
         problem = mismatch(up.tensors, expected)
-        if problem and up.tensors.keys() > expected.keys():
+        if problem and problem.endswith("was not asked for"):
             problem += "; a method declares what its `summarize` sends in `fields`"
         return problem
 

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 
 from cafedcl import api
 from cafedcl.core.tensors import pack_with_digest, unpack_checked
@@ -126,23 +127,56 @@ def test_a_file_of_an_unknown_kind_is_refused(call: Call) -> None:
     assert ".csv or .json is expected" in err
 
 
-@pytest.mark.parametrize(
-    ("words", "what"),
-    [
-        (["predict", "run", "photos", "--out", "own.csv"], "file of predictions"),
-        (["export", "run", "--to", "safetensors", "--out", "own.csv"], "model for safetensors"),
-        (["split", "iid", "--data", "digits", "--export", "own.csv"], "saved split"),
-    ],
-)
+def zipped(name: str) -> bytes:
+    """Return a zip archive with one file."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        archive.writestr(name, "content")
+    return made.getvalue()
+
+
+FOREIGN = {
+    "own.csv": b"file,label,site\na.png,scratch,lyon\n",
+    "own.npz": zipped("x.npy"),
+    "own.docx": zipped("[Content_Types].xml"),
+    "own.safetensors": save({"weight": torch.zeros(2)}, {"format": "pt"}),
+}
+REPLACING = {
+    "predict run photos --format csv --out": "file of predictions",
+    "predict run photos --format json --out": "file of predictions",
+    "export run --to safetensors --out": "model for safetensors",
+    "export run --to torch --out": "model for torch",
+    "split iid --data digits --export": "saved split",
+}
+
+
+@pytest.mark.parametrize("words", REPLACING)
+@pytest.mark.parametrize("name", FOREIGN)
 def test_a_file_of_ones_own_is_never_replaced(
-    call: Call, home: Path, words: list[str], what: str
+    call: Call, home: Path, name: str, words: str
 ) -> None:
-    table = "file,label,site\na.png,scratch,lyon\n"
-    (home / "own.csv").write_text(table)
-    code, _, err = call(*words)
+    (home / name).write_bytes(FOREIGN[name])
+    code, _, err = call(*words.split(), name)
     assert code == 2
-    assert err.endswith(f" own.csv: it exists and is no {what}; choose another name\n")
-    assert (home / "own.csv").read_text() == table
+    other = f" {name}: it exists and is no {REPLACING[words]}; choose another name\n"
+    assert err.endswith(
+        (other, f" {name}: a file for torch must not end with .safetensors; rename it\n")
+    )
+    assert (home / name).read_bytes() == FOREIGN[name]
+
+
+def test_a_split_replaces_splits_but_no_model_and_no_file_of_a_run(call: Call, home: Path) -> None:
+    for name in ("a.split", "a.csv"):
+        for _ in range(2):
+            assert call("split", "iid", "--data", "digits", "--export", name)[0] == 0
+    assert call("export", "run", "--to", "safetensors", "--out", "a.safetensors")[0] == 0
+    for name, why in (("a.safetensors", "no saved split"), ("run/data.safetensors", "of the run")):
+        before = (home / name).read_bytes()
+        code, _, err = call("split", "iid", "--data", "digits", "--export", name)
+        assert (code, why in err) == (2, True), err
+        assert (home / name).read_bytes() == before
+    code, _, err = call("export", "run", "--to", "safetensors", "--out", "a.split")
+    assert (code, "no model for safetensors" in err) == (2, True)
 
 
 def test_an_empty_folder_is_named(call: Call, home: Path) -> None:

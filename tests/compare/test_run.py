@@ -73,7 +73,7 @@ def test_a_split_that_the_data_do_not_allow_is_refused_before_any_run(
     assert "digits, natural: split.kind = natural: the data set 'digits' has no clients" in str(
         done.exception
     )
-    assert not out.exists()
+    assert not (out / "compare.toml").exists()
     assert call(*asked, "--splits", "iid").exit_code == 0
 
 

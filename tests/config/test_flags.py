@@ -13,6 +13,8 @@ from cafedcl.config.flags import base_of, set_flags
         ({"name": "fedprox", "mu": 0.1}, "fedprox+gan", {"name": "fedprox+gan", "mu": 0.1}),
         ({"name": "cafedcl", "tau": 0.2}, "cafedcl:best", {"name": "cafedcl:best", "tau": 0.2}),
         ({"mu": 0.1}, "fedprox", {"name": "fedprox", "mu": 0.1}),
+        ({"name": "mine:A", "mu": 0.1}, "mine:B", {"name": "mine:B"}),
+        ({"name": "mine:A", "mu": 0.1}, "mine:A:fast", {"name": "mine:A:fast", "mu": 0.1}),
         ({}, "moon", {"name": "moon"}),
     ],
 )

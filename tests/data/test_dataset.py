@@ -66,6 +66,11 @@ def test_arrays_are_as_good_as_tensors():
     assert all(torch.equal(mine[name], value) for name, value in same.tensors().items())
     flipped = Dataset.of(x.numpy()[::-1], *arrays[1:], ("a", "b"))
     assert torch.equal(flipped.train_x, x.flip(0))
+    read = np.frombuffer(x.numpy().tobytes(), np.uint8).reshape(x.shape)
+    labels = y.numpy().astype(">i8")
+    of_files = Dataset.of(read, labels, read, labels, ("a", "b"))
+    assert torch.equal(of_files.train_x, x)
+    assert torch.equal(of_files.test_y, y)
 
 
 def test_colours_become_grey_as_in_an_image_file_and_grey_becomes_three_equal_channels():

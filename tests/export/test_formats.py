@@ -148,8 +148,8 @@ def test_a_file_that_cannot_be_written_is_one_line_and_the_earlier_one_stays(
     to: str, trained: Callable[[str], Run], tmp_path: Path
 ) -> None:
     file = tmp_path / "model"
-    earlier = {"torch": b"PK earlier", "safetensors": bytes(8) + b"{"}[to]
-    file.write_bytes(earlier)
+    write_model(trained("fedavg"), to, file)
+    earlier = file.read_bytes()
     (tmp_path / "model.tmp").mkdir()
     with pytest.raises(CafedclError, match="cannot be written: Is a directory"):
         write_model(trained("fedavg"), to, file)

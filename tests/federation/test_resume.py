@@ -340,6 +340,10 @@ def test_a_setting_that_would_change_results_is_refused_and_not_written(copy: Pa
     said = r"run: train.lr = 0.5, but the run was made with 0.1; leave it out, or .* --set train.lr"
     with pytest.raises(CafedclError, match=said):
         api.resume(copy, settings={"train.lr": 0.5})
+    words = ["resume", str(copy), "--rounds", "9", "--set", "train.lr = 0.5", "--quiet"]
+    refused = CliRunner().invoke(app, words).exception
+    assert f"{copy}: train.lr = 0.5" in str(refused)
+    assert "--set train.lr=0.5 --set federation.rounds=9 --out NEW" in str(refused)
     assert (copy / "config.toml").read_bytes() == before
 
 
