@@ -6,6 +6,7 @@ same ones. Applying them only reads tensors, so that it can be captured with a t
 
 import inspect
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from cafedcl.config.train_options import TrainOptions
 from cafedcl.core.contract import Shape
-from cafedcl.core.errors import CafedclError
+from cafedcl.core.errors import CafedclError, place_of
 from cafedcl.core.imports import check_steps, explained_failure, import_path
 from cafedcl.core.tensors import Tensors, prefixed, under
 
@@ -207,21 +208,15 @@ class TransformChain(Transform):
         for transform in self.transforms:
             drawn: object = transform.draw(images)
             if not isinstance(drawn, dict):
-                raise CafedclError(
-                    f"train.transform: draw of {type(transform).__name__} returns "
-                    f"{type(drawn).__name__}; a dict of tensors is expected"
-                )
+                expected = "a dict of tensors is expected"
+                raise wrong_step(transform.draw, f"returns {type(drawn).__name__}; {expected}")
             for name, value in drawn.items():
                 if not isinstance(value, Tensor):
-                    raise CafedclError(
-                        f"train.transform: draw of {type(transform).__name__} returns "
-                        f"{type(value).__name__} as '{name}'; a tensor is expected"
-                    )
+                    what = f"returns {type(value).__name__} as '{name}'; a tensor is expected"
+                    raise wrong_step(transform.draw, what)
                 if len(value) != images:
-                    raise CafedclError(
-                        f"train.transform: draw({images}) of {type(transform).__name__} returns "
-                        f"{len(value)} rows as '{name}'; one per image is expected"
-                    )
+                    what = f"for {images} images returns {len(value)} rows as '{name}'"
+                    raise wrong_step(transform.draw, f"{what}; one per image is expected")
             draws |= prefixed(f"{transform.name}/", drawn)
         return draws
 
@@ -230,12 +225,16 @@ class TransformChain(Transform):
         for transform in self.transforms:
             changed: object = transform.apply(x, under(f"{transform.name}/", draws))
             if not isinstance(changed, Tensor) or (changed.shape, changed.dtype) != kind:
-                raise CafedclError(
-                    f"train.transform: apply of {type(transform).__name__} returns "
-                    f"{described(changed)}; {described(x)} is expected, as it was given"
-                )
+                expected = f"{described(x)} is expected, as it was given"
+                raise wrong_step(transform.apply, f"returns {described(changed)}; {expected}")
             x = changed
         return x
+
+
+def wrong_step(step: Any, what: str) -> CafedclError:
+    """Return the error for a transform whose ``draw`` or ``apply`` returns something else."""
+    owner = type(step.__self__).__name__
+    return CafedclError(f"train.transform: {step.__name__} of {owner} {what}{place_of(step)}")
 
 
 def described(value: object) -> str:
