@@ -12,6 +12,7 @@ from cafedcl.compare.plan import Tables, overlay
 from cafedcl.compare.study import Study, StudyScale
 from cafedcl.config.format import FORMAT, upgrade
 from cafedcl.config.options import parse_value, to_toml
+from cafedcl.config.sections import name_and_value
 from cafedcl.config.split_options import parse_split
 from cafedcl.core.errors import CafedclError
 from cafedcl.federation.run_folder import RunFolder
@@ -206,7 +207,7 @@ def read_results(path: Path, name: str, study: Study, scale: str) -> list[Member
 
 def of_its_own(record: ResultRow, shared: Sequence[str]) -> list[str]:
     """Return the options of training and method that are set for this run only."""
-    common = {text.partition("=")[0] for text in shared}
+    common = dict(map(name_and_value, shared))
     return [
         name
         for name in record["options"]
@@ -262,8 +263,8 @@ def member_of(
 
 def data_options(scale: Mapping[str, Any], settings: Iterable[str]) -> dict[str, Any]:
     """Return the options of the data of a scale and of `--set`, but for where the files are."""
-    given = (text.partition("=") for text in settings)
-    options = {**scale, **{name.strip(): parse_value(value.strip()) for name, _, value in given}}
+    given = dict(map(name_and_value, settings))
+    options = {**scale, **{name: parse_value(value) for name, value in given.items()}}
     return {
         name: value
         for name, value in options.items()

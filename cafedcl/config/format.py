@@ -1,9 +1,9 @@
 """The version of the configs in run folders, and how older ones are read."""
 
-import re
 from pathlib import Path
 from typing import Any
 
+from cafedcl.config.flags import base_of
 from cafedcl.config.sections import read_file
 from cafedcl.config.split_options import OWN_OPTIONS, used_options
 from cafedcl.core.errors import CafedclError
@@ -67,7 +67,7 @@ def read_config(file: str | Path | None) -> dict[str, Any]:
 
 
 def _is_cafedcl(name: Any) -> bool:
-    return isinstance(name, str) and re.split(r"[:+]", name)[0] == "cafedcl"
+    return isinstance(name, str) and base_of(name) == "cafedcl"
 
 
 def _leave_out_ignored(tables: dict[str, Any]) -> None:

@@ -378,6 +378,12 @@ def assign(tables: dict[str, Any], text: str) -> None:
     section_of(tables, section)[key] = parse_value(value.strip())
 
 
+def name_and_value(setting: str) -> tuple[str, str]:
+    """Return both sides of ``section.key=value``."""
+    name, _, value = setting.partition("=")
+    return name.strip(), value.strip()
+
+
 def section_of(tables: dict[str, Any], name: str) -> dict[str, Any]:
     """Return a section of the tables; create it if it is missing."""
     table = tables.setdefault(name, {})

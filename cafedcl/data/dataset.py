@@ -1,6 +1,7 @@
 """A data set: uint8 images, which stay on the device, and their labels."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,22 +21,20 @@ _FIELDS = (
 _PLAIN_FIELDS = ("names", "owner_names", "owner_kind", "group_kind", "window")
 
 
-NUMBERS = {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)} | {
-    "bool", "float16", "float32", "float64",
-}  # fmt: skip
-"""The types of arrays that can be tensors."""
 Numbers = Tensor | npt.NDArray[Any]
 """What a data function may give: a tensor, or a NumPy array."""
 
 
 def as_tensor(value: Any) -> Any:
-    """Return a NumPy array of numbers as a tensor; anything else as it is."""
-    if not isinstance(value, np.ndarray) or value.dtype.name not in NUMBERS:
+    """Return a NumPy array as a tensor; anything else, and arrays of no such type, as it is."""
+    if not isinstance(value, np.ndarray):
         return value
     # Tensors have the machine's byte order, no negative strides, as flipped images have, and
     # memory that can be written to, which a file's may not be.
     native = value.astype(value.dtype.newbyteorder("="), copy=not value.flags.writeable)
-    return torch.from_numpy(np.ascontiguousarray(native))
+    with suppress(TypeError):
+        return torch.from_numpy(np.ascontiguousarray(native))
+    return value
 
 
 @dataclass(frozen=True)

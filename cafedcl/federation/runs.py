@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cafedcl.config.sections import Config, assign
+from cafedcl.config.sections import Config, assign, name_and_value
 from cafedcl.core.arrays import Array
 from cafedcl.core.commands import cafedcl_command, retrain_command
 from cafedcl.core.environment import package_version
@@ -118,8 +118,7 @@ def change_config(folder: RunFolder, settings: Sequence[str]) -> None:
         for setting in settings:
             assign(tables, setting)
         config = resolve(tables)
-        asked = [setting.partition("=") for setting in settings]
-        check_unchanged(folder, config, {name.strip(): text.strip() for name, _, text in asked})
+        check_unchanged(folder, config, dict(map(name_and_value, settings)))
         Recorder(folder).write_config(config)
 
 
@@ -152,6 +151,7 @@ def _covered(checkpoint: Checkpoint, metrics: MetricsRead) -> bool:
 
 def _begun(folder: RunFolder) -> Checkpoint:
     """Return what stands in for a checkpoint before there is one: the config of the start."""
+    # A run that has no round yet begins anew, with another file of its data if that is missing.
     began = folder.metrics_file.read().lines or (folder.path / DATA).is_file()
     about = folder.data()[1] if began else {}
     return Checkpoint(0, {}, about.get("config", {}))

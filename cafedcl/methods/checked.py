@@ -13,7 +13,7 @@ from cafedcl.core.contract import Batch, Claims, Client, Enrolment, Field, Up, V
 from cafedcl.core.errors import place_of
 from cafedcl.core.imports import explained_failure
 from cafedcl.core.returned import kind_of, named_tensors, wrong_result
-from cafedcl.core.tensors import MODEL, Tensors, cloned
+from cafedcl.core.tensors import MODEL, Tensors, cloned, under
 from cafedcl.functional.aggregation import Entries
 from cafedcl.models.base import Network
 
@@ -44,10 +44,10 @@ def head(method: "Method") -> nn.Module:
 def start(method: "Method", model: Network) -> Tensors:
     """Return the server's state besides the model: tensors by name."""
     found = named_tensors(method, "start", method.start(model))
-    for name in found:
-        if name.startswith(MODEL):
-            expected = f"names that begin with {MODEL} are those of the model's weights"
-            raise wrong_result(method, "start", f"'{name}'", expected)
+    weights = under(MODEL, found)
+    if weights:
+        expected = f"names that begin with {MODEL} are those of the model's weights"
+        raise wrong_result(method, "start", f"'{MODEL}{min(weights)}'", expected)
     # A method may return the model's own weights, which training overwrites.
     return cloned(found)
 
@@ -185,9 +185,10 @@ def update(method: "Method", state: Tensors, ups: list[Up]) -> Tensors:
     if it is no weight. An empty one is a placeholder.
     """
     changed = named_tensors(method, "update", method.update(state, ups))
-    for name in sorted(changed.keys() - state.keys()):
+    added = changed.keys() - state.keys()
+    if added:
         # A checkpoint with an entry that a fresh state lacks could not be resumed.
-        raise wrong_result(method, "update", f"'{name}'", "an entry of `start` is expected")
+        raise wrong_result(method, "update", f"'{min(added)}'", "an entry of `start` is expected")
     for name in changed.keys() & state.keys():
         value, before = changed[name], state[name]
         if not before.numel():
