@@ -350,8 +350,14 @@ def test_the_larger_network() -> None:
         f"{100 * tried[0.0]['value']:.1f}:",
     )
     _, one = result("resnet-2-tuning")["methods"][BEST]["candidates"]
-    said(f"it has {100 * one['value']:.1f} on held-out images after 60 rounds")
     assert one["options"] == {"method.lam_distill": 1.0}
+    half = result("large-tuning")["methods"]
+    assert half[BEST]["best"] == {"method.lam_distill": 1.0, "method.tau": 0.2}
+    said(
+        f"it has {100 * half[BEST]['value']:.1f} there, and SphereFed "
+        f"[{100 * half['spherefed']['value']:.1f}]",
+        f"weight 1 alone has {100 * one['value']:.1f} on held-out images after 60 rounds",
+    )
     assert gap("fednh", "server.client_std") < 0
     assert gap("fednh", "own.client_std") < 0
     assert "FedNH and SphereFed are ahead of a former `cafedcl:best`" in README

@@ -286,6 +286,8 @@ TODAY = {"method.lam_distill": 3.0}
         ("tuning_prior_resnet.toml", {"method.own_classes": "held", "method.calibrate": 0.5}),
         ("tuning_resnet_2.toml", TODAY),
         ("tuning_distill_2.toml", TODAY),
+        ("tuning_average.toml", TODAY),
+        ("tuning_large.toml", TODAY),
         ("tuning_baselines.toml", {}),
     ],
 )
