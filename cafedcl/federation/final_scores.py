@@ -74,7 +74,7 @@ class FinalScores:
     task: Task
     config: Config
     counts: Tensor
-    """Training images per client and class, before any pooling."""
+    """Training images per client and class, before any pooling, by their true labels."""
     liars: frozenset[int]
     """Clients that do not send the model that they have trained."""
     due: bool
@@ -119,9 +119,8 @@ class FinalScores:
         if self.task.personal or self.config.store.own:
             # Only a client whose own weights are stored has a model to predict with later.
             shards = self.task.clients.shards
-            fitted = self._calibrate(
-                model, shards.train[client], shards.validation[client], self.counts[client]
-            )
+            rows = (shards.train[client], shards.validation[client])
+            fitted = self._calibrate(model, *rows, shards.counts[client])
             self.calibrations |= prefixed(OWN.format(client), fitted)
 
     def finish(self, state: Tensors, server: Scores | None, own: Scores | None) -> Tensors:
@@ -161,7 +160,7 @@ class FinalScores:
             if not task.clients.remote and self.config.privacy.kind == "none":
                 shards = task.clients.shards
                 rows = (shards.train.indices, shards.validation.indices)
-                fitted = self._calibrate(model, *rows, self.counts.sum(0))
+                fitted = self._calibrate(model, *rows, shards.counts.sum(0))
                 self.calibrations |= prefixed(SERVER, fitted)
             x, y = task.clients.test_set(None)
             if not len(y):

@@ -65,7 +65,7 @@ class Setup:
     state: Tensors
     """The server's state before round 0, besides the model."""
     counts: Tensor
-    """Training images per client and class, before any pooling."""
+    """Training images per client and class, before any pooling, by their true labels."""
     test_counts: tuple[int, ...]
     """Under `pfllib`, how many test images each client has."""
     client_names: tuple[str, ...] = ()
@@ -231,8 +231,9 @@ def prepare(config: Config, data: Dataset | None = None) -> Setup:
         data = load_data(config)
     device = choose_device(config.engine.device)
     config, shards = settle_split(settle(config, data, device), data)
-    data, shards = with_flipped_labels(config, data, shards)
-    setup = assemble(config, data, shards, device)
+    data, told = with_flipped_labels(config, data, shards)
+    # Liars' scores too are weighted with the classes that they really hold.
+    setup = replace(assemble(config, data, told, device), counts=shards.counts)
     setup.task.network.chosen = chosen
     if not setup.task.enrolment.counts.any():
         raise CafedclError(
