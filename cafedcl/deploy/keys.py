@@ -15,11 +15,15 @@ YEARS = 5
 
 def write_secret(path: Path, data: bytes) -> None:
     """Write a file that only its owner may read; an old one is replaced at once or not at all."""
+    if path.is_dir():
+        raise CafedclError(f"{path}: it is a folder; remove it")
     new = path.with_name(path.name + ".new")
     new.unlink(missing_ok=True)
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
+        file.flush()
+        os.fsync(descriptor)
     new.replace(path)
 
 
@@ -137,6 +141,8 @@ def refuse_missing(folder: Path, advice: Mapping[str, str]) -> None:
     ``advice`` says for each file what to do without it.
     """
     for name, what_to_do in advice.items():
+        if (folder / name).is_dir():
+            raise CafedclError(f"{folder / name}: it is a folder, where a file is expected")
         if not (folder / name).is_file():
             raise CafedclError(f"{folder}: there is no {name}; {what_to_do}")
 

@@ -33,6 +33,8 @@ RETRY = 5.0
 """Seconds before a SuperNode that lost its server is restarted."""
 REFUSED = "Failed to activate SuperNode"
 """Flower's message for a node whose key is not registered, or that is still online."""
+NO_ERROR = "INFO"
+"""How the last line of a SuperNode begins that logged no error before it ended."""
 REFUSAL_LIMIT = 150.0
 """Seconds after which a refused site gives up. Flower counts a killed node as online for 100 s."""
 UNTRUSTED = re.compile(r"certificate verify failed: ([^(.]+)")
@@ -59,13 +61,20 @@ def refuse_missing_data(options: SiteOptions) -> None:
             f"site {options.name}: it has no data; set data in its site.toml to the path of its "
             "images"
         )
-    is_file = is_path(options.data) and not options.data.startswith("hf:")
-    if is_file and not Path(options.data).expanduser().exists():
-        relative = "" if Path(options.data).expanduser().is_absolute() else f" in {Path.cwd()}"
-        raise CafedclError(
-            f"site {options.name}: data = {options.data}: there is no such path{relative}; "
-            "set data in its site.toml"
-        )
+    if not is_path(options.data) or options.data.startswith("hf:"):
+        return
+    path = Path(options.data).expanduser()
+    if not path.exists():
+        wrong = "there is no such path" + ("" if path.is_absolute() else f" in {Path.cwd()}")
+    elif path.is_dir() and not any(path.iterdir()):
+        wrong = "this folder is empty"
+    elif path.is_file() and not path.stat().st_size:
+        wrong = "this file is empty"
+    else:
+        return
+    raise CafedclError(
+        f"site {options.name}: data = {options.data}: {wrong}; set data in its site.toml"
+    )
 
 
 def renew_key(folder: Path) -> Path:
@@ -183,7 +192,7 @@ class RunningSite:
         if why and not self.was_unreachable:
             say(f"nobody answers at {where} ({why}); trying until the server does")
         elif not why and self.was_unreachable is not False:
-            say(f"the server at {where} answers")
+            say(f"there is a server at {where}; connecting")
         self.was_unreachable = bool(why)
 
     def _restart_both(
@@ -221,11 +230,17 @@ class RunningSite:
                 )
         elif REFUSED not in error:
             self.refused_since = None
-            say(f"the SuperNode ended; restarting it: {error}")
+            if error.startswith(NO_ERROR):
+                say(
+                    "the server closed the connection, as it does when this site's key is removed "
+                    f"or renewed there; connecting again (see {node.log})"
+                )
+            else:
+                say(f"the SuperNode ended; restarting it: {error}")
         elif self.refused_since is None:
             self.refused_since = now
             say(
-                f"the server does not accept this site yet, because it has no key of it or because "
+                f"the server does not accept this site, because it has no key of it or because "
                 f"the site was killed and still counts as online; trying for {REFUSAL_LIMIT:g} s"
             )
         elif now - self.refused_since > REFUSAL_LIMIT:

@@ -179,11 +179,16 @@ def as_images(x: Any, shape: Shape) -> Tensor:
             f"not {type(x).__name__}"
         ) from None
     if images.is_floating_point():
+        if images.isnan().any():
+            raise CafedclError("images contain NaN; replace it, or leave those images out")
         if images.numel() and not (images.min() >= 0 and images.max() <= 1):
             raise CafedclError("images as floats must lie in [0, 1]; give uint8 for 0 to 255")
         images = (images * 255).round().to(torch.uint8)
     elif images.dtype != torch.uint8:
-        raise CafedclError(f"images must be uint8 or floats in [0, 1], not {images.dtype}")
+        raise CafedclError(
+            "images must be uint8 or floats in [0, 1], not "
+            f"{str(images.dtype).removeprefix('torch.')}"
+        )
     channels, height, width = shape
     single = {(height, width), shape, (height, width, channels)}
     if tuple(images.shape) in single:

@@ -377,6 +377,11 @@ def check_learned(
 
 
 def _occupied(folder: RunFolder) -> str:
+    if not folder.begun and folder.metrics_file.path.exists():
+        return (
+            f"{folder.path}: holds a run whose {CONFIG} is missing; restore that file, or remove "
+            "the folder"
+        )
     if not folder.begun:
         return f"{folder.path}: exists and is not an empty folder; choose another --out"
     done = len(folder.metrics_file.read().lines)

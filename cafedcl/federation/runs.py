@@ -172,7 +172,7 @@ def _check_restart(
     if not metrics.problem and (all_damaged or (not files and done < first_due)):
         if done:
             _begun(folder).check_config(config, folder.path)
-            why = "no checkpoint is whole" if files else "no checkpoint yet"
+            why = "no checkpoint is whole" if files else "it has no checkpoint"
             what = "round is" if done == 1 else f"{done} rounds are"
             warn(f"{folder.path}: {why}; its {what} trained again")
         return

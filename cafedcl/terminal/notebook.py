@@ -46,7 +46,7 @@ class NotebookProgress(Callback):
 
     def round_done(self, federation: Federation, record: Record) -> None:
         """Show the scores of the round."""
-        self.pace.rounds += 1
+        self.pace.round_done(record)
         self.scores = describe_round(record.line())
         self._show(federation)
 

@@ -28,14 +28,24 @@ class Pace:
     """Estimates the time left from the rounds of this process."""
 
     def __init__(self) -> None:
-        self.began = time.perf_counter()
+        self.spent = 0.0
         self.rounds = 0
+        self.last = 0.0
+
+    def round_done(self, record: Record) -> None:
+        """Count a round. Before the first one, processes may have been started, or sites awaited:
+        of that round, only the work counts.
+        """
+        now = time.perf_counter()
+        self.spent += now - self.last if self.rounds else sum(record.seconds.values())
+        self.rounds += 1
+        self.last = now
 
     def left(self, remaining: int) -> str:
         """Return the time left, or a dash before the first round is done."""
         if not self.rounds:
             return "–"
-        return duration((time.perf_counter() - self.began) / self.rounds * remaining)
+        return duration(self.spent / self.rounds * remaining)
 
 
 def description(federation: Federation) -> list[str]:
@@ -111,7 +121,7 @@ class LiveProgress(Callback):
 
     def round_done(self, federation: Federation, record: Record) -> None:
         """Show the scores of the round."""
-        self.pace.rounds += 1
+        self.pace.round_done(record)
         self.lines.append(record.line())
         left = self.pace.left(federation.options.rounds - federation.round)
         self.rounds.update(self.task, completed=federation.round, left=f"{left} left")
@@ -168,7 +178,7 @@ class PlainProgress(Callback):
 
     def round_done(self, federation: Federation, record: Record) -> None:
         """Write the round's line."""
-        self.pace.rounds += 1
+        self.pace.round_done(record)
         total = federation.options.rounds
         words = [f"round {federation.round}/{total}", describe_round(record.line())]
         if record.dropped:

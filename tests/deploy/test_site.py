@@ -130,7 +130,7 @@ def test_a_server_that_nobody_can_reach_is_told_once_and_when_it_is_there(site, 
     with pytest.raises(EnoughError):
         running.watch(say, 0.01)
     assert heard[0].startswith("nobody answers at 127.0.0.1:8000 (Connection refused)")
-    assert heard[1] == "the server at 127.0.0.1:8000 answers"
+    assert heard[1] == "there is a server at 127.0.0.1:8000; connecting"
     running.stop()
 
 
@@ -154,7 +154,7 @@ def test_a_server_that_answers_is_told_once_and_when_it_has_gone(site, monkeypat
     monkeypatch.setattr(module, "LATER_PROBE", 0.0)
     with pytest.raises(EnoughError):
         running.watch(say, 0.01)
-    assert heard[0] == "the server at 127.0.0.1:8000 answers"
+    assert heard[0] == "there is a server at 127.0.0.1:8000; connecting"
     assert heard[1].startswith("nobody answers at 127.0.0.1:8000 (Connection refused)")
     running.stop()
 
@@ -192,9 +192,19 @@ def test_a_site_that_was_killed_waits_until_it_is_let_in_again(site):
     running = site([STAY], [REFUSED, REFUSED, lost, STAY])
     with pytest.raises(EnoughError):
         running.watch(say, 0.01)
-    assert "does not accept this site yet" in heard[0]
+    assert "does not accept this site," in heard[0]
     assert "no route" in heard[1]
     assert running.refused_since is None
+    running.stop()
+
+
+def test_a_connection_that_the_server_closed_is_no_crash(site):
+    heard, say = enough_after(1)
+    running = site([STAY], ["print('INFO : Finished server process [1]')", STAY])
+    with pytest.raises(EnoughError):
+        running.watch(say, 0.01)
+    assert "the server closed the connection" in heard[0]
+    assert "Finished server process" not in heard[0]
     running.stop()
 
 
@@ -209,6 +219,27 @@ def test_a_site_that_was_killed_waits_until_it_is_let_in_again(site):
 def test_a_site_without_data_does_not_start(options, mistake, tmp_path):
     with pytest.raises(CafedclError, match=f"site north: .*{mistake}"):
         RunningSite(tmp_path, SiteOptions(name="north", **options))
+
+
+@pytest.mark.parametrize(("name", "mistake"), [("folder", "folder"), ("images.npz", "file")])
+def test_a_site_with_empty_data_does_not_start(name, mistake, tmp_path):
+    path = tmp_path / name
+    if mistake == "folder":
+        path.mkdir()
+    else:
+        path.touch()
+    with pytest.raises(CafedclError, match=f"{name}: this {mistake} is empty; set data"):
+        RunningSite(tmp_path, SiteOptions(name="north", data=str(path)))
+
+
+def test_a_folder_in_the_place_of_a_key_is_told_and_kept(tmp_path):
+    key = tmp_path / "node.key"
+    key.mkdir()
+    with pytest.raises(CafedclError, match=r"node\.key: it is a folder; remove it"):
+        keys.make_node_key(key, tmp_path / "north.pub")
+    with pytest.raises(CafedclError, match=r"node\.key: it is a folder, where a file"):
+        keys.refuse_missing(tmp_path, {"node.key": "make one"})
+    assert [path.name for path in tmp_path.iterdir()] == ["node.key"]
 
 
 def test_a_site_with_an_expired_certificate_does_not_start(tmp_path, later):

@@ -212,6 +212,15 @@ def test_an_existing_run_is_never_touched(tmp_path: Path) -> None:
     assert content(tmp_path / "run") == before
 
 
+def test_a_run_without_its_config_is_told_what_is_missing(tmp_path: Path) -> None:
+    api.start(config(2), tmp_path / "run", ())
+    (tmp_path / "run" / "config.toml").unlink()
+    before = {it: it.stat().st_mtime_ns for it in (tmp_path / "run").rglob("*")}
+    with pytest.raises(CafedclError, match=r"holds a run whose config\.toml is missing; restore"):
+        api.start(config(2), tmp_path / "run", ())
+    assert {it: it.stat().st_mtime_ns for it in (tmp_path / "run").rglob("*")} == before
+
+
 def test_an_occupied_folder_is_refused_before_anything_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,6 +96,10 @@ def test_a_file_a_folder_and_several_files_are_classified(
     assert list(some.failed) == [broken]
     with pytest.raises(CafedclError, match="not an image"):
         run.predict(broken)
+    with pytest.raises(CafedclError, match="images contain NaN"):
+        run.predict(np.full((2, 8, 8), np.nan))
+    with pytest.raises(CafedclError, match=r"floats in \[0, 1\], not bool"):
+        run.predict(np.ones((2, 8, 8), bool))
 
 
 def test_predictions_are_a_table(run: Run, digits: Dataset) -> None:

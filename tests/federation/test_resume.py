@@ -208,7 +208,7 @@ def test_a_run_that_had_no_checkpoint_yet_begins_again_and_says_so(
         assert (path / "config.toml").read_bytes() == before
     said: list[str] = []
     api.resume(path, warn=said.append)
-    assert "no checkpoint yet; its 2 rounds are trained again" in said[0]
+    assert "it has no checkpoint; its 2 rounds are trained again" in said[0]
     assert result(path)[:2] == result(finished)[:2]
 
 

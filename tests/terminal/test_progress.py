@@ -6,8 +6,32 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from cafedcl.federation.callback import Record
 from cafedcl.federation.rounds import Federation
-from cafedcl.terminal.progress import JsonProgress, LiveProgress, PlainProgress, Warnings
+from cafedcl.terminal.progress import (
+    JsonProgress,
+    LiveProgress,
+    Pace,
+    PlainProgress,
+    Warnings,
+)
+
+
+def round_that_took(**seconds: float) -> Record:
+    return Record(0, "ok", [], [], [], {}, 0.1, {}, seconds=seconds)
+
+
+def test_the_time_left_leaves_out_what_came_before_the_first_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = iter([1000.0, 1006.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(now))
+    pace = Pace()
+    assert pace.left(10) == "–"
+    pace.round_done(round_that_took(train=1.5, evaluate=0.5))
+    assert pace.left(10) == "0:20"
+    pace.round_done(round_that_took(train=1.5))
+    assert pace.left(10) == "0:40", "two rounds took 2 + 6 s"
 
 
 def test_the_live_view_shows_rounds_time_left_scores_and_failures(

@@ -20,8 +20,25 @@ GONE = (
     ErrorCode.NODE_UNAVAILABLE,
 )
 """Flower's errors for a node that does not answer any more."""
-REMINDER = 5.0
-"""Seconds between two words about the sites that are waited for."""
+REMINDERS = (5.0, 60.0)
+"""Seconds until the first word about the sites that are waited for, and at most between two."""
+
+
+class Reminder:
+    """Says when to tell again what is being waited for: at intervals that grow."""
+
+    def __init__(self) -> None:
+        self.pause = REMINDERS[0]
+        self.next = time.monotonic() + self.pause
+
+    def is_due(self) -> bool:
+        """Return whether it is time to tell; the next time comes later than the last one did."""
+        now = time.monotonic()
+        if now <= self.next:
+            return False
+        self.pause = min(2 * self.pause, REMINDERS[1])
+        self.next = now + self.pause
+        return True
 
 
 @dataclass(frozen=True)
@@ -74,7 +91,7 @@ class Mail:
         }
         until = time.monotonic() + self.deadline
         next_check = time.monotonic() + ONLINE_CHECK
-        next_reminder = time.monotonic() + REMINDER
+        reminder = Reminder()
         pause = PAUSE[0]
         while sent:
             answers = list(self.grid.pull_messages(list(sent)))
@@ -90,8 +107,7 @@ class Mail:
                     yield sent.pop(message_id), NoAnswer("its site disconnected")
             if now > until:
                 break
-            if sent and now > next_reminder:
-                next_reminder = now + REMINDER
+            if sent and reminder.is_due():
                 remind(sent.values())
             # Pauses grow while nothing arrives, and start short again after an answer.
             pause = PAUSE[0] if answers else min(1.2 * pause, PAUSE[1])

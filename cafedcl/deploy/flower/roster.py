@@ -10,7 +10,7 @@ from flwr.app import MessageType
 from cafedcl.config.sections import Config
 from cafedcl.core.errors import CafedclError
 from cafedcl.core.tensors import Header, Tensors
-from cafedcl.deploy.flower.mail import REMINDER, Mail, NoAnswer
+from cafedcl.deploy.flower.mail import Mail, NoAnswer, Reminder
 from cafedcl.deploy.flower.messages import enrol_request, read_plain
 from cafedcl.deploy.flower.records import SHARED
 from cafedcl.deploy.folders import node_names
@@ -139,7 +139,7 @@ class Roster(Generic[T]):
         Raises an error before that if nobody is missing but those who cannot take part.
         """
         began = time.monotonic()
-        next_reminder = began + REMINDER
+        reminder = Reminder()
         stuck: float | None = None
         while True:
             found: dict[int, T] = dict(self.online())
@@ -157,8 +157,7 @@ class Roster(Generic[T]):
                     f"{len(found)} of {number} sites can take part ({'; '.join(reasons)}); set "
                     "that right, or lower federation.clients"
                 )
-            if now > next_reminder:
-                next_reminder = now + REMINDER
+            if reminder.is_due():
                 until = (
                     began + patience if stuck is None else min(began + patience, stuck + MENDING)
                 )

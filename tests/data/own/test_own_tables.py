@@ -410,7 +410,7 @@ def test_a_member_that_is_no_array_is_named(content, tmp_path, load):
     [
         ({"z": X}, "it has z; expected x_train, y_train"),
         ({"x": X, "y": Y[:7]}, "20 training images but 7 labels"),
-        ({"x": X, "y": Y + 1}, "class '0' has no training image"),
+        ({"x": X, "y": Y + 1}, "class '0' has no .*take 1 from each if yours count from 1"),
         ({"x": X, "y": Y - 1}, "label -1 is out of range; labels count the classes from 0"),
         ({"x": X, "y": Y * 10**12}, "label .000000000000 is out of range"),
         (
@@ -420,6 +420,7 @@ def test_a_member_that_is_no_array_is_named(content, tmp_path, load):
         ({"x": X, "y": Y * 2}, "class '1' has no training image"),
         ({"x": X, "y": np.eye(4)[Y]}, "one whole number per image is expected"),
         ({"x": X, "y": Y + 0.5}, "labels are fractions"),
+        ({"x": X, "y": np.where(np.arange(20) == 7, np.nan, Y)}, "label 7 is NaN"),
         ({"x": X.astype(int) * 2, "y": Y}, "training pixels run from 0 to 51.; expected 0 to 255"),
         ({"x": X / 255 - 0.5, "y": Y}, "pixels run from -0.5 to 0.5"),
         ({"x": np.full(X.shape, np.nan), "y": Y}, "pixels run from nan"),

@@ -6,6 +6,7 @@ import pytest
 from sites import settings
 
 from cafedcl.core.errors import CafedclError
+from cafedcl.deploy.flower.mail import Reminder
 from cafedcl.deploy.flower.server_app import GridHost
 
 
@@ -47,7 +48,7 @@ def refused(clock, config, net, places, journal, deployment):
 
 def test_the_run_says_whom_it_waits_for(refused, net):
     del net.sites[13]
-    said = refused({"a": "11", "b": "12", "c": "99"}, 12, "2 of 3 sites")
+    said = refused({"a": "11", "b": "12", "c": "99"}, 20, "2 of 3 sites")
     assert said.count("2 of 3 sites are ready (not here: c)") == 2
 
 
@@ -66,7 +67,7 @@ def test_more_sites_than_were_waited_for_all_take_part(config, host, places, jou
 
 def test_a_site_that_cannot_take_part_is_not_called_absent(refused, places):
     (places / "c.npz").write_bytes(b"")
-    said = refused({"a": "11", "b": "12", "c": "13"}, 12, "2 of 3 sites")
+    said = refused({"a": "11", "b": "12", "c": "13"}, 20, "2 of 3 sites")
     assert said.count("2 of 3 sites are ready (cannot take part: site c)") == 2
 
 
@@ -82,6 +83,16 @@ def test_a_run_waits_for_a_site_that_is_not_there_whoever_cannot_take_part(refus
     names = {"a": "11", "b": "12", "c": "13", "d": "14"}
     refused(names, 600, "2 of 3 sites connected within 600 s")
     assert clock.now > 600
+
+
+def test_reminders_become_rarer(clock):
+    reminder = Reminder()
+    told = []
+    for _ in range(400):
+        clock.sleep(0.5)
+        if reminder.is_due():
+            told.append(clock.now)
+    assert told == [5.5, 16.0, 36.5, 77.0, 137.5, 198.0]
 
 
 def test_a_site_that_takes_long_to_enrol_is_named(refused, net):
