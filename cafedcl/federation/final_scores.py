@@ -119,8 +119,8 @@ class FinalScores:
         if self.task.personal or self.config.store.own:
             # Only a client whose own weights are stored has a model to predict with later.
             shards = self.task.clients.shards
-            rows = (shards.train[client], shards.validation[client])
-            fitted = self._calibrate(model, *rows, shards.counts[client])
+            train, validation = shards.train[client], shards.validation[client]
+            fitted = self._calibrate(model, train, validation, shards.counts[client])
             self.calibrations |= prefixed(OWN.format(client), fitted)
 
     def finish(self, state: Tensors, server: Scores | None, own: Scores | None) -> Tensors:
