@@ -22,6 +22,8 @@ from cafedcl.terminal.overview import colour, describe_round, duration, headline
 
 REFRESH = 8
 """Times per second that a terminal is redrawn."""
+MOST_FAILURES = 3
+"""How many failures of a round a plain line names; it counts the others."""
 
 
 class Pace:
@@ -187,8 +189,10 @@ class PlainProgress(Callback):
             words.append(f"left out {len(record.left_out)}")
         words += [
             f"{federation.client_title(failure['client'])} failed: {failure['reason']}"
-            for failure in record.failed
+            for failure in record.failed[:MOST_FAILURES]
         ]
+        if len(record.failed) > MOST_FAILURES:
+            words.append(f"{len(record.failed) - MOST_FAILURES} more failed")
         words.append(f"{self.pace.left(total - federation.round)} left")
         print(printable("  ".join(words)), file=self.out, flush=True)
 

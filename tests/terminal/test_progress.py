@@ -87,6 +87,19 @@ def test_plain_lines_name_who_failed_and_who_dropped_out(tiny: Callable[..., Fed
     assert second.endswith("0:00 left")
 
 
+def test_a_plain_line_names_three_failures_and_counts_the_others(
+    tiny: Callable[..., Federation],
+) -> None:
+    federation = tiny("fedavg", federation__rounds=1, federation__participation=1.0)
+    object.__setattr__(federation.validator, "problem", lambda reply: "on fire")
+    out = io.StringIO()
+    federation.callbacks = [PlainProgress(out)]
+    federation.run()
+    line = out.getvalue().splitlines()[-1]
+    assert line.count("on fire") == 3
+    assert "client 2 failed: on fire  2 more failed" in line
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fedproto"])
 def test_json_lines_are_the_metrics(tiny: Callable[..., Federation], method: str) -> None:
     federation = tiny(method)
