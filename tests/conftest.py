@@ -39,9 +39,11 @@ typer.testing._get_command = functools.cache(typer.main.get_command)
 # Nearly all that is made while tests are collected stays to the end: there is no garbage to find.
 gc.disable()
 
+# In a shell's background SIGINT is ignored, and under `nohup` SIGHUP; children inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    """Tests that run in a shell's background would hand on that they ignore interrupts."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 settings.register_profile(
     "steady",
