@@ -232,8 +232,8 @@ class RunningSite:
             self.refused_since = None
             if error.startswith(NO_ERROR):
                 say(
-                    "the server closed the connection, as it does when this site's key is removed "
-                    f"or renewed there; connecting again (see {node.log})"
+                    "the server closed the connection: it was started again, or this site's key "
+                    f"was removed or renewed there; connecting again (see {node.log})"
                 )
             else:
                 say(f"the SuperNode ended; restarting it: {error}")
