@@ -103,10 +103,11 @@ def check_parts(
         raise CafedclError(f"{where}: training and test images differ in shape, {shapes}")
     empty = np.flatnonzero(np.bincount(train_y, minlength=len(names)) == 0)
     if len(empty):
-        one_less = "; labels count from 0, so take 1 from each if yours count from 1"
+        from_one = np.concatenate([train_y, test_y]).min() == 1
+        hint = "; labels count from 0, so take 1 from each if yours count from 1"
         raise CafedclError(
             f"{where}: class '{names[empty[0]]}' has no training image; "
-            "add some or leave the class out" + (one_less if names[empty[0]] == "0" else "")
+            "add some or leave the class out" + (hint if from_one else "")
         )
 
 
@@ -208,7 +209,7 @@ def whole_labels(y: Array, where: object) -> Ints:
             f"{where}: labels are of type {y.dtype}; one whole number per image is expected"
         )
     if y.dtype.kind == "f" and np.isnan(y).any():
-        raise CafedclError(f"{where}: label {np.flatnonzero(np.isnan(y))[0]} is NaN")
+        raise CafedclError(f"{where}: the label of image {np.flatnonzero(np.isnan(y))[0]} is NaN")
     if y.dtype.kind == "f" and not np.array_equal(y, np.round(y)):
         raise CafedclError(
             f"{where}: labels are fractions; one whole number per image is expected ({SCOPE})"

@@ -35,6 +35,8 @@ REFUSED = "Failed to activate SuperNode"
 """Flower's message for a node whose key is not registered, or that is still online."""
 NO_ERROR = "INFO"
 """How the last line of a SuperNode begins that logged no error before it ended."""
+KILLED = 128
+"""Beyond this exit status, a signal ended a process, for example because memory ran out."""
 REFUSAL_LIMIT = 150.0
 """Seconds after which a refused site gives up. Flower counts a killed node as online for 100 s."""
 UNTRUSTED = re.compile(r"certificate verify failed: ([^(.]+)")
@@ -230,13 +232,14 @@ class RunningSite:
                 )
         elif REFUSED not in error:
             self.refused_since = None
-            if error.startswith(NO_ERROR):
+            status = node.popen.returncode
+            if error.startswith(NO_ERROR) and 0 <= status < KILLED:
                 say(
-                    "the server closed the connection: it was started again, or this site's key "
-                    f"was removed or renewed there; connecting again (see {node.log})"
+                    "the server closed the connection: probably it was started again, or this "
+                    f"site's key was removed or renewed there; connecting again (see {node.log})"
                 )
             else:
-                say(f"the SuperNode ended; restarting it: {error}")
+                say(f"the SuperNode ended (exit {status}); restarting it: {error}")
         elif self.refused_since is None:
             self.refused_since = now
             say(

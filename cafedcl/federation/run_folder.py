@@ -377,10 +377,10 @@ def check_learned(
 
 
 def _occupied(folder: RunFolder) -> str:
-    if not folder.begun and folder.metrics_file.path.exists():
+    if not folder.begun and (folder.path / DATA).exists() and folder.metrics_file.path.exists():
         return (
-            f"{folder.path}: holds a run whose {CONFIG} is missing; restore that file, or remove "
-            "the folder"
+            f"{folder.path}: holds a run whose {CONFIG} is missing; restore that file, or choose "
+            "another --out"
         )
     if not folder.begun:
         return f"{folder.path}: exists and is not an empty folder; choose another --out"

@@ -231,9 +231,9 @@ def prepare(config: Config, data: Dataset | None = None) -> Setup:
         data = load_data(config)
     device = choose_device(config.engine.device)
     config, shards = settle_split(settle(config, data, device), data)
-    data, told = with_flipped_labels(config, data, shards)
-    # Liars' scores too are weighted with the classes that they really hold.
-    setup = replace(assemble(config, data, told, device), counts=shards.counts)
+    data, claimed = with_flipped_labels(config, data, shards)
+    # Scores are weighted with the classes that clients really hold, also those of liars.
+    setup = replace(assemble(config, data, claimed, device), counts=shards.counts)
     setup.task.network.chosen = chosen
     if not setup.task.enrolment.counts.any():
         raise CafedclError(

@@ -23,7 +23,7 @@ from cafedcl.terminal.overview import colour, describe_round, duration, headline
 REFRESH = 8
 """Times per second that a terminal is redrawn."""
 MOST_FAILURES = 3
-"""How many failures of a round a plain line names; it counts the others."""
+"""How many failures a view names; it counts the others."""
 
 
 class Pace:
@@ -35,8 +35,8 @@ class Pace:
         self.last = 0.0
 
     def round_done(self, record: Record) -> None:
-        """Count a round. Before the first one, processes may have been started, or sites awaited:
-        of that round, only the work counts.
+        """Count a round. Of the first one, only its work counts: sites may have been awaited
+        before.
         """
         now = time.perf_counter()
         self.spent += now - self.last if self.rounds else sum(record.seconds.values())
@@ -140,8 +140,8 @@ class LiveProgress(Callback):
             parts.append(self._curve("client std", spread, "yellow", 0.4))
             parts += [Text(line, style="cyan") for line in self._privacy()]
         parts.append(StepLine())
-        parts += [Text(line, style="red") for line in self.failures[-3:]]
-        if len(self.failures) > 3:
+        parts += [Text(line, style="red") for line in self.failures[-MOST_FAILURES:]]
+        if len(self.failures) > MOST_FAILURES:
             parts.append(Text(f"{len(self.failures)} failures in total", style="red"))
         self.live.update(Group(*parts))
 

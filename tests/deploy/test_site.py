@@ -117,7 +117,7 @@ def test_a_supernode_that_lost_its_server_is_started_again(site):
     running = site([STAY], ["print('ERROR : no route')", "print('ERROR : no route')", STAY])
     with pytest.raises(EnoughError):
         running.watch(say, 0.01)
-    assert "the SuperNode ended; restarting it: no route" in heard[0]
+    assert "the SuperNode ended (exit 0); restarting it: no route" in heard[0]
     running.stop()
 
 
@@ -205,6 +205,17 @@ def test_a_connection_that_the_server_closed_is_no_crash(site):
         running.watch(say, 0.01)
     assert "the server closed the connection" in heard[0]
     assert "Finished server process" not in heard[0]
+    running.stop()
+
+
+def test_a_supernode_that_was_killed_is_told_with_its_status(site):
+    heard, say = enough_after(1)
+    killed = "import os; print('INFO : started', flush=True); os.kill(os.getpid(), 9)"
+    running = site([STAY], [killed, STAY])
+    with pytest.raises(EnoughError):
+        running.watch(say, 0.01)
+    assert heard[0].startswith("the SuperNode ended (exit ")
+    assert "the server closed the connection" not in heard[0]
     running.stop()
 
 

@@ -353,11 +353,23 @@ def test_the_larger_network() -> None:
     assert one["options"] == {"method.lam_distill": 1.0}
     half = result("large-tuning")["methods"]
     assert half[BEST]["best"] == {"method.lam_distill": 1.0, "method.tau": 0.2}
+    plans = ("resnet-tuning", "prior-resnet-tuning", "large-tuning")
+    number = sum(len(result(name)["methods"][BEST]["candidates"]) for name in plans)
+    known = [it for it in half["spherefed"]["candidates"] if it["value"] is not None]
+    assert len(known) == 3
     said(
-        f"it has {100 * half[BEST]['value']:.1f} there, and SphereFed "
-        f"[{100 * half['spherefed']['value']:.1f}]",
+        f"the best of {number} candidates, it has {100 * half[BEST]['value']:.1f} there after 40 "
+        f"rounds, and SphereFed, the best of three, [{100 * half['spherefed']['value']:.1f}]",
+        f"`cafedcl:best` has had {number} candidates at half its width, SphereFed four",
         f"weight 1 alone has {100 * one['value']:.1f} on held-out images after 60 rounds",
     )
+    later = {
+        tuple(sorted(it["options"].items()))
+        for name in ("distill-2-tuning", "average-tuning")
+        for it in result(name)["methods"][BEST]["candidates"]
+    }
+    assert len(later) == 9, "the preset and eight more"
+    said("After that, eight more were scored")
     assert gap("fednh", "server.client_std") < 0
     assert gap("fednh", "own.client_std") < 0
     assert "FedNH and SphereFed are ahead of a former `cafedcl:best`" in README

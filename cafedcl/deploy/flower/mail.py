@@ -21,7 +21,7 @@ GONE = (
 )
 """Flower's errors for a node that does not answer any more."""
 REMINDERS = (5.0, 60.0)
-"""Seconds until the first word about the sites that are waited for, and at most between two."""
+"""Seconds until the first reminder of the sites that are awaited, and at most between two."""
 
 
 class Reminder:
@@ -32,7 +32,7 @@ class Reminder:
         self.next = time.monotonic() + self.pause
 
     def is_due(self) -> bool:
-        """Return whether it is time to tell; the next time comes later than the last one did."""
+        """Return whether it is time to tell; if so, the next time is set, after a longer pause."""
         now = time.monotonic()
         if now <= self.next:
             return False
@@ -72,7 +72,7 @@ class Mail:
         """Send a request to each node and yield one answer of each.
 
         Answers of more than ``limit`` bytes are refused without decoding them. ``remind`` is told
-        every few seconds which nodes have not answered.
+        now and then which nodes have not answered.
         """
         nodes = list(requests)
         messages = [

@@ -420,7 +420,7 @@ def test_a_member_that_is_no_array_is_named(content, tmp_path, load):
         ({"x": X, "y": Y * 2}, "class '1' has no training image"),
         ({"x": X, "y": np.eye(4)[Y]}, "one whole number per image is expected"),
         ({"x": X, "y": Y + 0.5}, "labels are fractions"),
-        ({"x": X, "y": np.where(np.arange(20) == 7, np.nan, Y)}, "label 7 is NaN"),
+        ({"x": X, "y": np.where(np.arange(20) == 7, np.nan, Y)}, "the label of image 7 is NaN"),
         ({"x": X.astype(int) * 2, "y": Y}, "training pixels run from 0 to 51.; expected 0 to 255"),
         ({"x": X / 255 - 0.5, "y": Y}, "pixels run from -0.5 to 0.5"),
         ({"x": np.full(X.shape, np.nan), "y": Y}, "pixels run from nan"),
