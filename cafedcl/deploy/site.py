@@ -33,8 +33,8 @@ RETRY = 5.0
 """Seconds before a SuperNode that lost its server is restarted."""
 REFUSED = "Failed to activate SuperNode"
 """Flower's message for a node whose key is not registered, or that is still online."""
-NO_ERROR = "INFO"
-"""How the last line of a SuperNode begins that logged no error before it ended."""
+SENT_AWAY = re.compile(r"^INFO|401 Unauthorized")
+"""What a SuperNode logs last if the server does not know it any more: no error, or this one."""
 KILLED = 128
 """Beyond this exit status, a signal ended a process, for example because memory ran out."""
 REFUSAL_LIMIT = 150.0
@@ -233,7 +233,7 @@ class RunningSite:
         elif REFUSED not in error:
             self.refused_since = None
             status = node.popen.returncode
-            if error.startswith(NO_ERROR) and 0 <= status < KILLED:
+            if SENT_AWAY.search(error) and 0 <= status < KILLED:
                 say(
                     "the server closed the connection: probably it was started again, or this "
                     f"site's key was removed or renewed there; connecting again (see {node.log})"

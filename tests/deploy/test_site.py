@@ -198,13 +198,17 @@ def test_a_site_that_was_killed_waits_until_it_is_let_in_again(site):
     running.stop()
 
 
-def test_a_connection_that_the_server_closed_is_no_crash(site):
+@pytest.mark.parametrize(
+    "logged", ["INFO : Finished server process [1]", "ERROR : Client error '401 Unauthorized' for"]
+)
+def test_a_connection_that_the_server_closed_is_no_crash(logged, site):
     heard, say = enough_after(1)
-    running = site([STAY], ["print('INFO : Finished server process [1]')", STAY])
+    running = site([STAY], [f"print({logged!r})", STAY])
     with pytest.raises(EnoughError):
         running.watch(say, 0.01)
     assert "the server closed the connection" in heard[0]
     assert "Finished server process" not in heard[0]
+    assert "401" not in heard[0]
     running.stop()
 
 
