@@ -32,8 +32,8 @@ def execute(arguments):
             notes.write(json.dumps(words) + "\\n")
 
     before = signal.signal(signal.SIGTERM, stop)
-    note("start")
     try:
+        note("start")  # whoever reads it may send the signal at once
         if os.environ.get("STUB_BROKEN", "nobody") in str(out):
             print("Traceback, of many lines\\nerror: on fire", file=sys.stderr)
             return 2
