@@ -103,7 +103,8 @@ def check_parts(
         raise CafedclError(f"{where}: training and test images differ in shape, {shapes}")
     empty = np.flatnonzero(np.bincount(train_y, minlength=len(names)) == 0)
     if len(empty):
-        from_one = np.concatenate([train_y, test_y]).min() == 1
+        # Classes that have names of their own may begin with an empty one for any reason.
+        from_one = names[empty[0]] == "0" and np.concatenate([train_y, test_y]).min() == 1
         hint = "; labels count from 0, so take 1 from each if yours count from 1"
         raise CafedclError(
             f"{where}: class '{names[empty[0]]}' has no training image; "

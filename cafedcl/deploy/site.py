@@ -66,14 +66,17 @@ def refuse_missing_data(options: SiteOptions) -> None:
     if not is_path(options.data) or options.data.startswith("hf:"):
         return
     path = Path(options.data).expanduser()
-    if not path.exists():
-        wrong = "there is no such path" + ("" if path.is_absolute() else f" in {Path.cwd()}")
-    elif path.is_dir() and not any(path.iterdir()):
-        wrong = "this folder is empty"
-    elif path.is_file() and not path.stat().st_size:
-        wrong = "this file is empty"
-    else:
-        return
+    try:
+        if not path.exists():
+            wrong = "there is no such path" + ("" if path.is_absolute() else f" in {Path.cwd()}")
+        elif path.is_dir() and not any(path.iterdir()):
+            wrong = "this folder is empty"
+        elif path.is_file() and not path.stat().st_size:
+            wrong = "this file is empty"
+        else:
+            return
+    except OSError as error:
+        wrong = f"it cannot be read: {error.strerror}"
     raise CafedclError(
         f"site {options.name}: data = {options.data}: {wrong}; set data in its site.toml"
     )

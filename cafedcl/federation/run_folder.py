@@ -377,13 +377,11 @@ def check_learned(
 
 
 def _occupied(folder: RunFolder) -> str:
-    if not folder.begun and (folder.path / DATA).exists() and folder.metrics_file.path.exists():
-        return (
-            f"{folder.path}: holds a run whose {CONFIG} is missing; restore that file, or choose "
-            "another --out"
-        )
     if not folder.begun:
-        return f"{folder.path}: exists and is not an empty folder; choose another --out"
+        what = "exists and is not an empty folder;"
+        if (folder.path / DATA).exists() and folder.metrics_file.path.exists():
+            what = f"holds a run whose {CONFIG} is missing; restore that file, or"
+        return f"{folder.path}: {what} choose another --out"
     done = len(folder.metrics_file.read().lines)
     return (
         f"{folder.path}: already holds a run ({done} rounds); "

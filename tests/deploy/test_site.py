@@ -1,5 +1,7 @@
 """A site's two processes, played by short scripts: they are restarted unless that is useless."""
 
+import errno
+import os
 import stat
 import sys
 
@@ -245,6 +247,15 @@ def test_a_site_with_empty_data_does_not_start(name, mistake, tmp_path):
         path.touch()
     with pytest.raises(CafedclError, match=f"{name}: this {mistake} is empty; set data"):
         RunningSite(tmp_path, SiteOptions(name="north", data=str(path)))
+
+
+def test_a_folder_of_data_that_may_not_be_listed_is_one_line(tmp_path, monkeypatch):
+    def refused(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr("pathlib.Path.iterdir", refused)
+    with pytest.raises(CafedclError, match="it cannot be read: Permission denied; set data"):
+        RunningSite(tmp_path / "site", SiteOptions(name="north", data=str(tmp_path)))
 
 
 def test_a_folder_in_the_place_of_a_key_is_told_and_kept(tmp_path):

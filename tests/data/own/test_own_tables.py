@@ -411,6 +411,10 @@ def test_a_member_that_is_no_array_is_named(content, tmp_path, load):
         ({"z": X}, "it has z; expected x_train, y_train"),
         ({"x": X, "y": Y[:7]}, "20 training images but 7 labels"),
         ({"x": X, "y": Y + 1}, "class '0' has no .*take 1 from each if yours count from 1"),
+        (
+            {"x": X, "y": Y + 1, "classes": list("abcde")},
+            "class 'a' has no training image; add some or leave the class out$",
+        ),
         ({"x": X, "y": Y - 1}, "label -1 is out of range; labels count the classes from 0"),
         ({"x": X, "y": Y * 10**12}, "label .000000000000 is out of range"),
         (
