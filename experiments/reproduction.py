@@ -69,6 +69,7 @@ NAMES = (
     "resnet-tuning",
     "resnet-2-tuning",
     "large-tuning",
+    "resnet-width-1",
     "long_tail",
     "creff",
     "best_parts",

@@ -20,6 +20,8 @@ from cafedcl.task.resolve import gather
 
 PROTOCOLS = ["creff", "fedloge"]
 """Studies that repeat the protocols of other papers, with their own networks and rounds."""
+USUAL_SCALES = {**dict.fromkeys(PROTOCOLS, "protocol"), "resnet": "large"}
+"""The scales that studies are made for; that of all others is short."""
 NAMES = [
     "ablation",
     "best_parts",
@@ -27,6 +29,7 @@ NAMES = [
     "fedloge",
     "flamby",
     "long_tail",
+    "resnet",
     "sensitivity",
     "sensitivity_plain",
     "skin",
@@ -41,7 +44,7 @@ def test_every_study_opens_with_the_command_that_runs_it() -> None:
     assert study_names() == NAMES
     for name in NAMES:
         first = (STUDIES / f"{name}.toml").read_text(encoding="utf-8").splitlines()[0]
-        scale = "protocol" if name in PROTOCOLS else "short"
+        scale = USUAL_SCALES.get(name, "short")
         assert first == f"# cafedcl reproduce {name} --scale {scale}"
 
 

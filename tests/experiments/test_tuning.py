@@ -234,6 +234,22 @@ def test_the_study_of_tuned_methods_and_the_preset_are_what_tuning_found(
     assert "cannot be read" in str(ended.value.code)
 
 
+def test_the_study_of_the_larger_network_is_what_its_tuning_found(
+    tuning: dict[str, Any], tmp_path: Path
+) -> None:
+    result = FILE.parent / "results" / "large-tuning.json"
+    written = tmp_path / "resnet.toml"
+    plan = FILE.with_name("tuning_large.toml")
+    assert run(tuning, plan, "--from", str(result), "--study", str(written)) == 0
+    text = written.read_text(encoding="utf-8")
+    assert text == (STUDIES / "resnet.toml").read_text(encoding="utf-8")
+    methods = json.loads(result.read_text(encoding="utf-8"))["methods"]
+    study = read_study(str(written))
+    assert study.each == {name: it["best"] for name, it in methods.items()}
+    assert study.options == {"model.width": tuning["Tuning"].read(plan).options["model.width"]}
+    assert text.startswith("# cafedcl reproduce resnet --scale large\n")
+
+
 def test_a_study_has_the_settings_of_its_plan_and_the_options_of_the_best_candidates(
     tuning: dict[str, Any], tmp_path: Path
 ) -> None:
