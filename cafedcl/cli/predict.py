@@ -16,7 +16,12 @@ from cafedcl.cli.options import RunPath
 from cafedcl.cli.report import check_choice
 from cafedcl.cli.session import load_torch, warn
 from cafedcl.core.errors import CafedclError
-from cafedcl.core.files import explained, refuse_other_file, write_atomically
+from cafedcl.core.files import (
+    explained,
+    refuse_other_file,
+    require_writable,
+    write_atomically,
+)
 from cafedcl.core.printable import printable
 from cafedcl.terminal.console import console
 
@@ -147,6 +152,7 @@ def predict(
     if out is not None:
         refuse_file_of_run(out)
         refuse_other_file(out, OWN_FILES[form], "file of predictions")
+        require_writable(out)
     loaded, whose = load_model(path, site, client, calibrate, all_images)
     found = loaded.predict(list(images), whose, cast(DecideBy, decide_by))
     for file, why in found.failed.items():
@@ -161,7 +167,6 @@ def predict(
             print(printable(text), end="")
         else:
             with explained(out):
-                out.parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(out, printable(text).encode())
             print(printable(f"written: {out} ({len(found)} image{'s' * (len(found) != 1)})"))
     if found.failed:

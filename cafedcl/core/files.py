@@ -1,5 +1,6 @@
 """Writing files so that a crash or a full disk loses nothing that was saved before."""
 
+import errno
 import os
 import re
 from collections.abc import Iterator
@@ -51,6 +52,22 @@ def refuse_other_file(path: Path, own: re.Pattern[bytes], what: str, option: str
         beginning = _beginning(path)
         if beginning and not own.match(beginning):
             raise CafedclError(f"{option} {path}: it exists and is no {what}; choose another name")
+
+
+def require_writable(path: Path) -> None:
+    """Make a file's folder and raise CafedclError if no file can be written there.
+
+    It is asked before long work whose result would otherwise be lost.
+    """
+    with explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if path.exists() and not path.is_file():
+            return
+        temporary = path.with_name(path.name + TEMPORARY)
+        temporary.touch()
+        temporary.unlink()
 
 
 def _beginning(path: Path) -> bytes:

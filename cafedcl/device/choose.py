@@ -12,6 +12,9 @@ MOST_QUEUES = "32"
 """The most queues that a GPU takes work from; with the default of 8, other streams would wait."""
 TAKEN = ("out of memory", "busy or unavailable")
 """What CUDA says of a GPU that others have taken, or that is just taking leave of them."""
+NO_SUCH_DEVICE = (
+    "there is no such device; auto, cpu, cuda, cuda:1 (the second GPU) or mps is expected"
+)
 TRIALS = 10
 """How often a GPU that others have taken is tried, a second apart."""
 
@@ -25,10 +28,7 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise CafedclError(
-            f"engine.device = '{name}': there is no such device; "
-            "auto, cpu, cuda, cuda:1 (the second GPU) or mps is expected"
-        ) from None
+        raise CafedclError(f"engine.device = '{name}': {NO_SUCH_DEVICE}") from None
     try:
         open_device(device)
     except (RuntimeError, AssertionError) as error:
@@ -43,6 +43,26 @@ def choose_device(name: str) -> torch.device:
             "such as cpu"
         ) from None
     return device
+
+
+def missing_device(name: str) -> str | None:
+    """Return why this machine has no such device, or None; unlike `choose_device`, it does not open
+    the device, so it takes none of its memory.
+    """
+    if name == "auto":
+        return None
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        return NO_SUCH_DEVICE
+    number = {
+        "cpu": 1,
+        "cuda": torch.cuda.device_count(),
+        "mps": int(torch.backends.mps.is_available()),
+    }.get(device.type, 0)
+    if (device.index or 0) < number:
+        return None
+    return f"this machine has {number or 'no'} {device.type} device{'s' if number > 1 else ''}"
 
 
 def open_device(device: torch.device) -> None:

@@ -22,7 +22,12 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from cafedcl.core.errors import CafedclError
-from cafedcl.core.files import explained, refuse_other_file, write_atomically
+from cafedcl.core.files import (
+    explained,
+    refuse_other_file,
+    require_writable,
+    write_atomically,
+)
 from cafedcl.core.imports import optional
 from cafedcl.core.steps import step
 from cafedcl.core.tensors import Tensors
@@ -67,10 +72,10 @@ def write_model(run: Run, to: str, out: Path, client: int | str | None = None) -
     refuse_file_of_run(out)
     refuse_other_file(out, BEGINNINGS[to], f"model for {to}")
     run.require_learned()
+    require_writable(out)
     model = run.served(client)
     packed = {"onnx": as_onnx, "torch": as_torch, "safetensors": as_safetensors}[to]
     with explained(out), step(f"writing the model for {to}"):
-        out.parent.mkdir(parents=True, exist_ok=True)
         # The libraries' own writers leave half a file in place of an old one if the disk is full.
         write_atomically(out, packed(model, about(run, model)))
     return model

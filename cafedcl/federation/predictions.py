@@ -78,6 +78,8 @@ class Predictions:
 
     def top(self, k: int) -> list[list[tuple[str, float]]]:
         """Return the k most probable classes of every image, with their probabilities."""
+        if k < 1:
+            raise CafedclError(f"top: {k} classes: 1 or more is expected")
         best, labels = self.probabilities.topk(min(k, len(self.classes)), dim=1)
         return [
             [(self.classes[label], p) for label, p in zip(row, chances, strict=True)]

@@ -14,7 +14,7 @@ import numpy as np
 
 from cafedcl.core.arrays import Array
 from cafedcl.core.errors import CafedclError
-from cafedcl.core.files import why_unwritten, write_atomically
+from cafedcl.core.files import refuse_other_file, why_unwritten, write_atomically
 from cafedcl.core.printable import printable
 from cafedcl.core.version import __version__
 from cafedcl.report.collect import collect
@@ -27,13 +27,14 @@ SCRIPTS = (
 )  # fmt: skip
 MISSING_CODE = 65535
 """The code of a missing number in a packed array; base.js has the same one."""
+OWN_PAGE = re.compile(rb"<!doctype html>.{,2000}<title>cafedcl: ", re.DOTALL)
+"""How a report begins: page.html. Another page is not replaced."""
 
 
 def write_report(summary: Summary, out: Path, warn: Callable[[str], None] = lambda _: None) -> None:
     """Write the report of some runs into one HTML file; ``warn`` is told of damaged files too."""
     summary.require_scores()
-    if out.exists() and out.suffix.lower() not in (".html", ".htm"):
-        raise CafedclError(f"--out {out}: it exists and is no HTML file; choose another name")
+    refuse_other_file(out, OWN_PAGE, "report of cafedcl")
     data = collect(summary)
     for problem in data["problems"]:
         warn(problem)

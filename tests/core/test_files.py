@@ -6,7 +6,7 @@ from threading import Thread
 import pytest
 
 from cafedcl.core.errors import CafedclError
-from cafedcl.core.files import explained, refuse_other_file, write_atomically
+from cafedcl.core.files import explained, refuse_other_file, require_writable, write_atomically
 
 
 def test_a_link_stays_a_link(tmp_path: Path) -> None:
@@ -65,3 +65,19 @@ def test_what_is_no_file_is_not_read_first(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     refuse_other_file(pipe, re.compile(b"image,"), "table")
+
+
+def test_whether_a_file_can_be_written_is_known_beforehand(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "model.onnx"
+    require_writable(file)
+    assert list(file.parent.iterdir()) == []
+    file.write_bytes(b"earlier")
+    require_writable(file)
+    assert file.read_bytes() == b"earlier"
+    with pytest.raises(CafedclError, match="new: cannot be written: Is a directory"):
+        require_writable(file.parent)
+    with pytest.raises(CafedclError, match=r"/x: cannot be written: Not a directory"):
+        require_writable(file / "x" / "y.onnx")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    require_writable(pipe)

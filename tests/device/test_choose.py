@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from cafedcl.core.errors import CafedclError
-from cafedcl.device.choose import choose_device
+from cafedcl.device.choose import choose_device, missing_device
 
 
 @pytest.mark.parametrize(
@@ -70,3 +70,29 @@ def test_a_gpu_takes_work_from_all_its_queues_unless_it_was_told_otherwise(
     assert os.environ.get(name) == given
     choose_device("auto")
     assert os.environ[name] == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "why"),
+    [
+        ("auto", 0, None),
+        ("cpu", 0, None),
+        ("cuda", 1, None),
+        ("cuda:1", 2, None),
+        ("cuda", 0, "this machine has no cuda device"),
+        ("cuda:1", 1, "this machine has 1 cuda device"),
+        ("cuda:2", 2, "this machine has 2 cuda devices"),
+        ("xpu", 1, "this machine has no xpu device"),
+        ("gpu", 1, "there is no such device; auto, cpu, "),
+    ],
+)
+def test_why_a_device_is_missing(
+    monkeypatch: pytest.MonkeyPatch, name: str, number: int, why: str | None
+) -> None:
+    monkeypatch.setattr("cafedcl.device.choose.torch.cuda.device_count", lambda: number)
+    found = missing_device(name)
+    if why is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert found.startswith(why)

@@ -109,6 +109,8 @@ def test_predictions_are_a_table(run: Run, digits: Dataset) -> None:
     assert np.allclose(table[[f"p[{name}]" for name in run.names]].sum(axis=1), 1, atol=1e-5)
     assert [len(best) for best in found.top(3)] == [3] * 4
     assert found.top(99)[0][0][0] == found.names[0]
+    with pytest.raises(CafedclError, match="top: 0 classes: 1 or more is expected"):
+        found.top(0)
 
 
 def test_many_images_come_in_batches(run: Run, digits: Dataset) -> None:

@@ -270,8 +270,17 @@ def test_a_large_report_takes_no_more_work_for_each_round_and_is_still_small(
 
 def test_a_file_that_is_no_report_is_not_replaced(make_run: Maker, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    metrics = run / "metrics.jsonl"
-    before = metrics.read_bytes()
-    with pytest.raises(CafedclError, match="exists and is no HTML file; choose another name"):
-        write_report(read_runs([run]), metrics)
-    assert metrics.read_bytes() == before
+    own = tmp_path / "index.html"
+    own.write_text("<!doctype html>\n<title>My page</title>\n", encoding="utf-8")
+    for file in (run / "metrics.jsonl", own):
+        before = file.read_bytes()
+        with pytest.raises(CafedclError, match="exists and is no report of cafedcl; choose"):
+            write_report(read_runs([run]), file)
+        assert file.read_bytes() == before
+
+
+def test_a_report_replaces_a_report(make_run: Maker, tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    for rounds in (1, 2):
+        write_report(read_runs([make_run(tmp_path / str(rounds), rounds=rounds)]), out)
+    assert f'"{tmp_path / "1"}' not in out.read_text(encoding="utf-8")

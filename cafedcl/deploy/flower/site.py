@@ -244,7 +244,8 @@ class Site:
             # All that protects a site's data follows from this name, so it is not the server's to
             # choose.
             raise RefusalError(
-                f"the run's data set is '{config.data.name}', but this site has its own data"
+                f"the run's data set is '{config.data.name}', but this site has its own data; "
+                "a run that is to use it needs data.name = sites"
             )
         file = read_file_of(config)
         if file and not self.plugins:

@@ -14,6 +14,7 @@ from cafedcl.deploy.flower.site import Site
 from cafedcl.deploy.folders import SiteOptions, read_site
 from cafedcl.deploy.rules import SiteRules
 from cafedcl.deploy.site import ADDRESS, CA, READY, SECRET
+from cafedcl.device.choose import missing_device
 
 
 def site_of(folder: Path, options: SiteOptions) -> tuple[Site, int | None]:
@@ -28,7 +29,15 @@ def site_of(folder: Path, options: SiteOptions) -> tuple[Site, int | None]:
 
 def main(folder: Path, runtime: Path) -> None:
     """Answer requests for ever."""
-    site, client = site_of(folder, read_site(folder))
+    options = read_site(folder)
+    # Otherwise the site would be online, and fail in every run.
+    missing = missing_device(options.device)
+    if missing:
+        raise CafedclError(
+            f"{folder / 'site.toml'}: device = {options.device}: {missing}; set another one, such "
+            "as auto"
+        )
+    site, client = site_of(folder, options)
 
     def connect() -> Runtime:
         # Read anew every time: a restarted SuperNode has another port.

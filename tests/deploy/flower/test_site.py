@@ -78,7 +78,10 @@ def test_a_server_cannot_choose_other_data_or_rules_than_those_of_own_data(
         header["terms"]["place"] = None
     answer = site.answer({**request, SHARED: pack(tensors, header)}, None)
     told = unpack(answer[OWN])[1]["error"]
-    assert told == f"the run's data set is '{named}', but this site has its own data"
+    assert told == (
+        f"the run's data set is '{named}', but this site has its own data; a run that is to use it "
+        "needs data.name = sites"
+    )
 
 
 def test_a_server_cannot_leave_out_where_a_client_stands(trained, net):
