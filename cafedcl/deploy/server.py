@@ -223,17 +223,40 @@ class Server:
         return rows
 
     def runs(self) -> list[dict[str, str]]:
-        """Return the runs of the SuperLink, with their folders if they are known here."""
+        """Return all runs, the newest first, with their folders if they are known here.
+
+        The SuperLink forgets runs when it is restarted; what became of those is read from their
+        folders.
+        """
+        from cafedcl.report.run_summary import read_run
+
         folders = run_folders(self.folder)
-        return [
+        rows = [
             {
                 "run": str(run.id),
-                "folder": folders.get(run.id, ""),
+                "folder": folders.pop(run.id, ""),
                 "status": run.status,
                 "seconds": f"{run.seconds:.0f}",
             }
             for run in self.control.runs()
         ]
+        listed = {row["folder"] for row in rows}
+        for number, folder in reversed(folders.items()):
+            # A run that was resumed has several numbers, and a folder may have been removed.
+            if folder in listed or not Path(folder).is_dir():
+                continue
+            listed.add(folder)
+            run = read_run(Path(folder))
+            seconds = sum(sum(line["seconds"].values()) for line in run.lines)
+            rows.append(
+                {
+                    "run": str(number),
+                    "folder": folder,
+                    "status": run.state,
+                    "seconds": f"{seconds:.0f}",
+                }
+            )
+        return rows
 
     def run(self, config: Config | None, path: Path, callbacks: "Sequence[Callback]") -> "Run":
         """Run a config at the sites; without a config, resume the run at ``path``."""

@@ -2,19 +2,23 @@
 
 import os
 import socket
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("flwr")
 
+from cafedcl.api import run
 from cafedcl.core.errors import CafedclError
 from cafedcl.deploy import keys
 from cafedcl.deploy import server as module
+from cafedcl.deploy.flower.control import RunStatus
 from cafedcl.deploy.folders import (
     ServerOptions,
     lock_folder,
     make_folders,
     node_names,
+    remember_run,
     site_names,
 )
 from cafedcl.deploy.server import Server
@@ -101,3 +105,30 @@ def test_a_key_that_flower_refuses_costs_no_other_site_its_place(server, monkeyp
     with pytest.raises(CafedclError, match=r"site a: its key is saved, .*already in use.*again"):
         server.register()
     assert node_names(server.folder) == {"b": "7"}
+
+
+def test_a_restarted_server_knows_earlier_runs_by_their_folders(server, tmp_path, monkeypatch):
+    """The SuperLink has only run 3, which goes on with the run in ``resumed``."""
+    places = {name: tmp_path / name for name in ("done", "resumed", "removed")}
+    run(
+        "fedavg",
+        out=places["done"],
+        settings={"model.name": "mlp", "train.epochs": 1, "engine.workers": 1},
+        clients=3,
+        rounds=1,
+        device="cpu",
+    )
+    for number, name in enumerate(("removed", "resumed", "done", "resumed")):
+        remember_run(server.folder, number, places[name])
+    known = SimpleNamespace(runs=lambda: [RunStatus(3, "running", 7.0)])
+    monkeypatch.setattr(Server, "control", known)
+    first, second = server.runs()
+    assert first == {
+        "run": "3",
+        "folder": str(places["resumed"]),
+        "status": "running",
+        "seconds": "7",
+    }
+    assert (second["run"], second["folder"]) == ("2", str(places["done"]))
+    assert second["status"] == "finished"
+    assert second["seconds"].isdigit()
