@@ -19,7 +19,7 @@ from cafedcl.compare.sweep import Point, Sweep
 from cafedcl.config.format import FORMAT
 from cafedcl.config.options import to_toml
 from cafedcl.core.commands import cafedcl_command
-from cafedcl.core.errors import CafedclError
+from cafedcl.core.errors import UNRESUMABLE, CafedclError
 from cafedcl.core.files import explained, write_atomically
 from cafedcl.core.printable import printable
 from cafedcl.task.resolve import resolve
@@ -314,6 +314,9 @@ def end(outcomes: Sequence[RunOutcome], then: str) -> None:
     for outcome in failed:
         line = f"failed: {outcome.job.folder}: {outcome.error}  (log: {outcome.job.log})"
         print(printable(line), file=sys.stderr)
+    if any(UNRESUMABLE in outcome.error for outcome in failed):
+        advice = f"a run that {UNRESUMABLE} is trained again once you remove its folder"
+        print(advice, file=sys.stderr)
     if failed:
         print(printable(f"failed runs: {len(failed)}; {then}"), file=sys.stderr)
         raise SystemExit(1)

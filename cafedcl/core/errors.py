@@ -19,6 +19,10 @@ INSTALLED = (
 """How the files of code begin that is not the user's own: cafedcl, Python, packages, built-ins."""
 
 
+UNRESUMABLE = "cannot be resumed"
+"""What an error says of a run that has to be trained anew; a comparison looks for it."""
+
+
 class CafedclError(Exception):
     """A mistake that the user can correct: one line that says what, where and what to do."""
 

@@ -12,7 +12,7 @@ from cafedcl.config.sections import Config, assign, name_and_value
 from cafedcl.core.arrays import Array
 from cafedcl.core.commands import cafedcl_command, retrain_command
 from cafedcl.core.environment import package_version
-from cafedcl.core.errors import CafedclError
+from cafedcl.core.errors import UNRESUMABLE, CafedclError
 from cafedcl.core.files import explained, write_atomically
 from cafedcl.core.tensors import MODEL, Tensors, moved, under, unpack_checked
 from cafedcl.data.grey_values import WHOLE_16_BITS, Window
@@ -180,7 +180,7 @@ def _check_restart(
     if files and not metrics.problem:
         what = f"{folder.metrics_file.path}: only {done} rounds, fewer than any checkpoint has"
     raise CafedclError(
-        f"{what}; the run cannot be resumed, and nothing in it was changed. Restore the file from "
+        f"{what}; the run {UNRESUMABLE}, and nothing in it was changed. Restore the file from "
         f"a backup, or train again in a new folder: {retrain_command(folder.path)}"
     )
 

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from cafedcl import api
 from cafedcl.cli.compare import compare
-from cafedcl.compare.jobs import RunOutcome
+from cafedcl.compare.jobs import RunOutcome, RunSpec
+from cafedcl.compare.run import end
 from cafedcl.terminal.streams import NoReaderError
 
 
@@ -133,3 +134,13 @@ def test_a_run_of_a_comparison_is_the_single_run(tmp_path: Path) -> None:
         for client, memory in kept.items():
             for name, value in memory.items():
                 assert torch.equal(there.memories[client][name], value), name
+
+
+def test_a_run_that_cannot_be_resumed_is_to_be_removed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = RunSpec(tmp_path, "s0", (), 1)
+    for error, told in (("the run cannot be resumed; restore it", True), ("on fire", False)):
+        with pytest.raises(SystemExit):
+            end([RunOutcome(job, "failed", error)], "repeat the command")
+        assert ("is trained again once you remove its folder" in capsys.readouterr().err) is told
