@@ -316,7 +316,7 @@ def end(outcomes: Sequence[RunOutcome], then: str) -> None:
         print(printable(line), file=sys.stderr)
     if any(UNRESUMABLE in outcome.error for outcome in failed):
         advice = f"a run that {UNRESUMABLE} is trained again once you remove its folder"
-        print(advice, file=sys.stderr)
+        print(printable(advice), file=sys.stderr)
     if failed:
         print(printable(f"failed runs: {len(failed)}; {then}"), file=sys.stderr)
         raise SystemExit(1)

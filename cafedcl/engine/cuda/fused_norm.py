@@ -50,6 +50,16 @@ def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
+def compile_options() -> dict[str, Any]:
+    """Return the options with which PyTorch is to compile a step with fused normalisations."""
+    if not has_triton():
+        return {}
+    # PyTorch's compiler takes long to import.
+    from cafedcl.engine.cuda.gradient_sums import SumsInNorms
+
+    return {"post_grad_custom_pre_pass": SumsInNorms()}
+
+
 @torch.library.custom_op("cafedcl::fused_norm", mutates_args=())
 def fused_norm(
     x: Tensor,
@@ -93,6 +103,7 @@ def fused_norm_gradient(
     x: Tensor,
     y: Tensor | None,
     y_gradient: Tensor,
+    other_gradient: Tensor | None,
     weight: Tensor,
     bias: Tensor,
     means: Tensor,
@@ -100,6 +111,8 @@ def fused_norm_gradient(
     relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of the input, of the shortcut, and of scale and offset per image.
+
+    The gradient of the result is ``y_gradient``, or its sum with ``other_gradient``.
 
     With a shortcut and a ReLU, ``y`` is the result. That of the shortcut is empty without them.
     """
@@ -117,6 +130,7 @@ def fused_norm_gradient(
         x,
         x if y is None else _channels_last(y),
         _channels_last(y_gradient),
+        x if other_gradient is None else _channels_last(other_gradient),
         weight,
         bias,
         means,
@@ -125,6 +139,7 @@ def fused_norm_gradient(
         shortcut_gradient,
         parameter_gradients,
         **sizes,
+        HAS_OTHER=other_gradient is not None,
         HAS_SHORTCUT=y is not None,
         RELU=relu,
         num_warps=warps,
@@ -160,7 +175,7 @@ def _keep(ctx: Any, inputs: Any, output: Any) -> None:
 def _gradients(ctx: Any, y_gradient: Tensor, *_statistics: Tensor) -> tuple[Tensor | None, ...]:
     x, y, weight, bias, means, inverse_stds = ctx.saved_tensors
     x_gradient, behind_relu, parts = fused_norm_gradient(
-        x, y, y_gradient, weight, bias, means, inverse_stds, ctx.relu
+        x, y, y_gradient, None, weight, bias, means, inverse_stds, ctx.relu
     )
     scale, offset = parts.sum(0).to(weight.dtype)
     shortcut = None

@@ -63,6 +63,7 @@ def differentiate(
     x,
     y,
     y_gradient,
+    other_gradient,
     weight,
     bias,
     means,
@@ -75,10 +76,13 @@ def differentiate(
     GROUP: tl.constexpr,
     PIXEL_BLOCK: tl.constexpr,
     GROUP_BLOCK: tl.constexpr,
+    HAS_OTHER: tl.constexpr,
     HAS_SHORTCUT: tl.constexpr,
     RELU: tl.constexpr,
 ):
     """Write the gradients of one group of one image.
+
+    The gradient of the result is ``y_gradient``, or its sum with ``other_gradient``.
 
     Those of scale and offset are this image's part of them, (N, 2, C), to be summed by the caller.
     """
@@ -96,6 +100,8 @@ def differentiate(
     mean = tl.load(means + statistic)
     inverse_std = tl.load(inverse_stds + statistic)
     gradient = tl.load(y_gradient + begin + at, mask=inside, other=0.0).to(tl.float32)
+    if HAS_OTHER:
+        gradient += tl.load(other_gradient + begin + at, mask=inside, other=0.0).to(tl.float32)
     normal = (tl.load(x + begin + at, mask=inside, other=0.0).to(tl.float32) - mean) * inverse_std
     if RELU:
         if HAS_SHORTCUT:

@@ -17,8 +17,8 @@ from cafedcl.augment.transforms import TransformChain
 from cafedcl.config.train_options import TrainOptions
 from cafedcl.core.contract import Batch, Visit
 from cafedcl.core.tensors import Tensors, prefixed, under
+from cafedcl.engine.cuda import fused_norm
 from cafedcl.engine.cuda.constants import ConstantsTables
-from cafedcl.engine.cuda.fused_norm import use_fused_norm
 from cafedcl.engine.cuda.im2col import use_im2col
 from cafedcl.engine.optimizer import descend
 from cafedcl.functional.metrics import predictions
@@ -102,7 +102,7 @@ class FunctionalNetwork(nn.Module):
         self.body = copy.deepcopy(network.encoder)
         if fast:
             use_im2col(self.body)
-            use_fused_norm(self.body)
+            fused_norm.use_fused_norm(self.body)
         self.runner = CastEncoder(self.body, dtype)
         self.network.runner = self.runner
 
@@ -137,7 +137,9 @@ class Program:
             settings: Any = torch._dynamo.config
             for limit in ("recompile_limit", "accumulated_recompile_limit"):
                 setattr(settings, limit, max(getattr(settings, limit), RECOMPILE_LIMIT))
-        self.functional = FunctionalNetwork(network, dtype, fast=compiled and dtype.itemsize == 2)
+        fast = compiled and dtype.itemsize == 2
+        self.functional = FunctionalNetwork(network, dtype, fast=fast)
+        self.compile_options = fused_norm.compile_options() if fast else {}
         self.objective = self._compiled(self._objective)
         self.constants = self._compiled(self._constants)
         self.update = self._compiled(self._update)
@@ -148,7 +150,8 @@ class Program:
     def _compiled(self, function: Function) -> Function:
         if not self.compiled:
             return function
-        return cast(Function, torch.compile(function, dynamic=False))
+        compiled = torch.compile(function, dynamic=False, options=self.compile_options)
+        return cast(Function, compiled)
 
     def _call(
         self, weights: StepWeights, act: Callable[[Network], Any], shift: Tensor | None

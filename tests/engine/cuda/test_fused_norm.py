@@ -9,9 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
+from torch.fx import Graph, Node
 
 from cafedcl.engine.cuda import fused_norm
 from cafedcl.engine.cuda.fused_norm import MOST_NUMBERS, FusedNorm, has_triton, use_fused_norm
+from cafedcl.engine.cuda.gradient_sums import SumsInNorms
 from cafedcl.models.resnet import GROUPS, Norm, ResNet8
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -25,6 +27,11 @@ SHAPES = [(3, 8, 4, 4), (2, 12, 7, 7), (2, 2, 1, 2), (2, 6, 3, 5)]
 def random(shape: tuple[int, ...], seed: int) -> Tensor:
     drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return drawn.to(DEVICE)
+
+
+def gradients_in(graph: Graph) -> list[Node]:
+    target = torch.ops.cafedcl.fused_norm_gradient.default
+    return list(graph.find_nodes(op="call_function", target=target))
 
 
 def fused_layer(channels: int) -> Norm:
@@ -89,6 +96,57 @@ def test_a_network_has_the_features_and_gradients_of_the_plain_one(
 
 
 @needs_triton
+@pytest.mark.parametrize("has_shortcut", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_sum_of_two_gradients_is_taken_in_the_kernel(
+    shape: tuple[int, ...], has_shortcut: bool
+) -> None:
+    x, shortcut, one, other = (random(shape, seed).float() for seed in (3, 4, 5, 6))
+    weight, bias = (random((shape[1],), seed).float() for seed in (1, 2))
+    y, *statistics = torch.ops.cafedcl.fused_norm(
+        x, shortcut if has_shortcut else None, weight, bias, GROUPS, 1e-5, True
+    )
+    known = (x, y if has_shortcut else None)
+    rest = (weight, bias, *statistics, True)
+    both = torch.ops.cafedcl.fused_norm_gradient(*known, one, other, *rest)
+    summed = torch.ops.cafedcl.fused_norm_gradient(*known, one + other, None, *rest)
+    for mine, theirs in zip(both, summed, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+
+
+@needs_triton
+def test_a_compiled_network_takes_the_sums_of_its_blocks_in_the_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    moved: list[bool] = []
+
+    class Counted(SumsInNorms):
+        def __call__(self, graph: Graph) -> None:
+            super().__call__(graph)
+            moved.extend(node.args[3] is not None for node in gradients_in(graph))
+
+        def uuid(self) -> None:
+            """Nothing is taken from a cache, where nobody would count."""
+
+    torch.manual_seed(0)
+    plain = ResNet8((3, 8, 8), 0.1).to(DEVICE)
+    fused = copy.deepcopy(plain)
+    use_fused_norm(fused)
+    x = random((4, 3, 8, 8), 0).float()
+    options = {"post_grad_custom_pre_pass": Counted()}
+    compiled = torch.compile(fused, dynamic=False, options=options)
+    results = [
+        torch.autograd.grad(run(x).square().sum(), list(network.parameters()))
+        for network, run in ((plain, plain), (fused, compiled))
+    ]
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
+    # Each of the three blocks has such a sum; nine normalisations are in the network.
+    assert (sum(moved), len(moved)) == (3, 9)
+
+
+@needs_triton
 @pytest.mark.parametrize(("channels", "side"), [(64, 32), (128, 16), (256, 8), (512, 4)])
 def test_16_bits_are_as_exact_as_separate_steps_in_16_bits(channels: int, side: int) -> None:
     layer = fused_layer(channels)
@@ -147,3 +205,33 @@ def test_a_group_that_does_not_fit_in_registers_takes_separate_steps(
 def test_without_triton_every_layer_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_norm, "has_triton", lambda: False)
     assert type(fused_layer(4)) is Norm
+
+
+@pytest.mark.parametrize("case", ["plain", "used twice", "weighted", "broadcast"])
+def test_only_a_plain_sum_that_nothing_else_needs_is_moved(case: str) -> None:
+    graph = Graph()
+    one, other, rest = (graph.placeholder(name) for name in ("one", "other", "rest"))
+    one.meta["val"] = torch.empty(2, 4, 3, 3)
+    other.meta["val"] = torch.empty(2, 4, 1, 1) if case == "broadcast" else one.meta["val"]
+    weighted = {"alpha": 2} if case == "weighted" else {}
+    total = graph.call_function(torch.ops.aten.add.Tensor, (one, other), weighted)
+    arguments = (rest, rest, total, None, rest, rest, rest, rest, True)
+    node = graph.call_function(torch.ops.cafedcl.fused_norm_gradient.default, arguments)
+    graph.output((node, total) if case == "used twice" else node)
+    SumsInNorms()(graph)
+    graph.lint()
+    if case == "plain":
+        assert node.args == (rest, rest, one, other, rest, rest, rest, rest, True)
+        assert total not in graph.nodes
+    else:
+        assert node.args == arguments
+
+
+def test_the_pass_is_given_to_the_compiler_where_triton_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_norm, "has_triton", lambda: True)
+    (given,) = fused_norm.compile_options().values()
+    assert isinstance(given, SumsInNorms)
+    # Its code, which the cache of compiled code asks for, is the same in every process.
+    assert given.uuid() == SumsInNorms().uuid()
+    monkeypatch.setattr(fused_norm, "has_triton", lambda: False)
+    assert fused_norm.compile_options() == {}
