@@ -208,7 +208,7 @@ def test_the_kernels_of_a_step_are_those_of_the_result_file() -> None:
         assert f"| {kind} | {took:.2f} |" in SPEED, kind
     alone = sum(its["kernels_ms"].values())
     text = " ".join(SPEED.split())
-    assert f"They take {alone:.2f} ms a step in sum." in text
+    assert f"They take {alone:.2f} ms per step in total." in text
     assert f"With all clients it is {its['together_ms']:.2f} ms" in text
 
 
@@ -231,7 +231,7 @@ def test_the_seconds_of_a_study_on_the_page_are_those_of_the_result_file() -> No
     assert f"that is {study['seconds_per_run']:.2f} s per run" in text
     assert f"single run of FedAvg took {result['single_s']:.1f} s" in text
     assert f"{result['single_rounds_s']:.1f} s were its rounds" in text
-    assert f"and {result['open_s']:.1f} s a process takes" in text
+    assert f"puts one number on the GPU takes {result['open_s']:.1f} s." in text
     assert " ".join(result["command"]) in SPEED
 
 
