@@ -213,7 +213,7 @@ class Warnings(Callback):
         self.noticed(
             federation,
             f"round {record.round + 1}: {len(record.failed)} of {len(record.participants)} replies "
-            f"failed ({who}: {first['reason']}); later ones are recorded, not told",
+            f"failed ({who}: {first['reason']}); later ones are recorded, not printed",
         )
 
     def noticed(self, federation: Federation, message: str) -> None:  # noqa: ARG002

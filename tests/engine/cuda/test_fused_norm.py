@@ -3,6 +3,7 @@
 import copy
 import os
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,6 @@ from torch.fx import Graph, Node
 
 from cafedcl.engine.cuda import fused_norm
 from cafedcl.engine.cuda.fused_norm import MOST_NUMBERS, FusedNorm, has_triton, use_fused_norm
-from cafedcl.engine.cuda.gradient_sums import SumsInNorms
 from cafedcl.models.resnet import GROUPS, Norm, ResNet8
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -27,6 +27,13 @@ SHAPES = [(3, 8, 4, 4), (2, 12, 7, 7), (2, 2, 1, 2), (2, 6, 3, 5)]
 def random(shape: tuple[int, ...], seed: int) -> Tensor:
     drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return drawn.to(DEVICE)
+
+
+def sums_in_norms() -> Any:
+    # PyTorch's compiler takes seconds to import, and most processes of the tests do without.
+    from cafedcl.engine.cuda.gradient_sums import SumsInNorms
+
+    return SumsInNorms
 
 
 def gradients_in(graph: Graph) -> list[Node]:
@@ -121,7 +128,7 @@ def test_a_compiled_network_takes_the_sums_of_its_blocks_in_the_kernels(
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     moved: list[bool] = []
 
-    class Counted(SumsInNorms):
+    class Counted(sums_in_norms()):
         def __call__(self, graph: Graph) -> None:
             super().__call__(graph)
             moved.extend(node.args[3] is not None for node in gradients_in(graph))
@@ -218,7 +225,7 @@ def test_only_a_plain_sum_that_nothing_else_needs_is_moved(case: str) -> None:
     arguments = (rest, rest, total, None, rest, rest, rest, rest, True)
     node = graph.call_function(torch.ops.cafedcl.fused_norm_gradient.default, arguments)
     graph.output((node, total) if case == "used twice" else node)
-    SumsInNorms()(graph)
+    sums_in_norms()()(graph)
     graph.lint()
     if case == "plain":
         assert node.args == (rest, rest, one, other, rest, rest, rest, rest, True)
@@ -230,8 +237,8 @@ def test_only_a_plain_sum_that_nothing_else_needs_is_moved(case: str) -> None:
 def test_the_pass_is_given_to_the_compiler_where_triton_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_norm, "has_triton", lambda: True)
     (given,) = fused_norm.compile_options().values()
-    assert isinstance(given, SumsInNorms)
-    # Its code, which the cache of compiled code asks for, is the same in every process.
-    assert given.uuid() == SumsInNorms().uuid()
+    assert isinstance(given, sums_in_norms())
+    # The cache of compiled code asks for it: every object of this pass is the same one.
+    assert given.uuid() == sums_in_norms()().uuid()
     monkeypatch.setattr(fused_norm, "has_triton", lambda: False)
     assert fused_norm.compile_options() == {}
