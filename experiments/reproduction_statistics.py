@@ -50,7 +50,7 @@ def number(value: float | None) -> str:
 def verdict(gap: Statistics | None, leads: bool, higher: bool) -> str:
     """Return whether a method is the best, from its difference to the best other method."""
     if gap is None or gap[2] is None:
-        return "cannot be said"
+        return "cannot be judged"
     sure = gap[2] < SIGNIFICANT and (gap[0] > 0) == (leads == higher)
     if leads:
         return "**holds**" if sure else "ahead, not significantly"

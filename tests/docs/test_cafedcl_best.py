@@ -179,7 +179,7 @@ def test_how_distillation_was_chosen() -> None:
     gains = [mean(ahead(0.0)[first : first + 5]) for first in (0, 5, 10)]
     said(
         f"it gains {gains[0]:.1f}, {gains[1]:.1f} and {gains[2]:.1f} points, "
-        f"{with_error(ahead(0.0))} (mean and standard error) over all.",
+        f"{with_error(ahead(0.0))} (mean and standard error) overall.",
         f"3 is ahead of 0.3 by {with_error(ahead(0.3))} points and of 1 by "
         f"{with_error(ahead(1.0))}.",
     )
@@ -212,8 +212,8 @@ def test_the_weight_of_distillation_with_five_seeds() -> None:
     practical, tail, skin = (mean(ahead[first : first + 5]) for first in (0, 5, 10))
     assert abs(practical) < 0.1
     said(
-        f"with five seeds, 3 is ahead of 1 by {with_error(ahead)} points: by {skin:.1f} on skin "
-        f"lesions, while 1 is ahead by {-tail:.1f} where CIFAR-10 has a long tail."
+        f"with five seeds, weight 3 is ahead of 1 by {with_error(ahead)} points: by {skin:.1f} on "
+        f"skin lesions, while 1 is ahead by {-tail:.1f} where CIFAR-10 has a long tail."
     )
     best = max(half["value"], more["value"])
     assert best == more["value"]
@@ -234,9 +234,9 @@ def test_four_methods_with_the_larger_network() -> None:
     others = {it: f"{100 * found[it]['value']:.1f}" for it in ("fednh", "fedavg", "spherefed")}
     assert set(found) == {BEST, *others}
     said(
-        f"3 has {values[0]} on held-out images, 1 has {values[1]}, and 1 with a temperature of "
-        f"0.2 has {values[3]}, or {values[4]} with half the learning rate.",
-        f"With as many candidates FedNH has at most {others['fednh']}, FedAvg {others['fedavg']} "
+        f"weight 3 has {values[0]} on held-out images, weight 1 has {values[1]}, and weight 1 with "
+        f"a temperature of 0.2 has {values[3]}, or {values[4]} with half the learning rate.",
+        f"With as many candidates, FedNH has at most {others['fednh']}, FedAvg {others['fedavg']} "
         f"and SphereFed {others['spherefed']};",
         f"With weight 1 it is {values[2]} with the prior and {values[1]} without",
     )
@@ -280,7 +280,7 @@ def test_without_the_class_prior_and_with_equal_weights() -> None:
     said(
         f"balanced accuracy is {mean(found[both]):.1f} instead of "
         f"{mean(found[0.5, 'confidence']):.1f}**: it gains {gains[0]:.1f}, {gains[1]:.1f} and "
-        f"{gains[2]:.1f} points, {with_error(ahead(both))} (mean and standard error) over all. "
+        f"{gains[2]:.1f} points, {with_error(ahead(both))} (mean and standard error) overall. "
         f"Either change alone gains little: {one} without the prior, {other} with equal weights."
     )
     assert max(found, key=lambda one: mean(found[one])) == both
@@ -312,7 +312,7 @@ def test_the_class_prior_with_the_larger_network() -> None:
     said(
         f"balanced accuracy is {before} with the prior and with weights by confidence "
         f"({100 * earlier:.1f} in an earlier run, above), {equal} with the prior and equal "
-        f"weights, and {neither} without both."
+        f"weights, and {neither} without either."
     )
     assert [it["options"].get("method.weights") for it in its] == [None, "uniform", "uniform"]
     assert [it["options"]["method.calibrate"] for it in its] == [0.5, 0.5, 0.0]
@@ -351,7 +351,7 @@ def test_weights() -> None:
     held_out = [100 * (equal - trusted) for equal, trusted in pairs]
     said(
         f"With weights by confidence, balanced accuracy falls by {told(trust, SERVER, *SETTINGS)}, "
-        f"which is {with_error(over_all)} over all; on held-out images it falls by "
+        f"on average by {with_error(over_all)}; on held-out images it falls by "
         f"{with_error(held_out)}. With weights by counts it changes by at most {largest:.1f}. No "
         "score changes significantly."
     )
@@ -386,7 +386,7 @@ def test_how_far_it_is_from_winning_everywhere() -> None:
     said(f"own models are first in all {number}, significantly so in {len(won)}.")
     assert [standing(it)[2] for it in (SERVER_STD, "own.client_std")] == [[], [SKIN]]
     spread = dict(tuned(SERVER_STD))[PRACTICAL]
-    said(f"without a long tail is {place(spread)}th of {len(spread) - 1}.")
+    said(f"without a long tail it is {place(spread)}th of {len(spread) - 1}.")
 
 
 def test_what_single_options_gained_in_tuning() -> None:
@@ -415,8 +415,8 @@ def test_what_single_options_gained_in_tuning() -> None:
 @pytest.mark.parametrize(
     ("tau", "lam_align", "inference", "words"),
     [
-        (0.2, None, None, "prediction by the anchors, {}, and the same"),
-        (0.2, 0.0, "fitted", "with the fitted classifier, {}."),
+        (0.2, None, None, "prediction by the anchors ({}), and the same"),
+        (0.2, 0.0, "fitted", "with the fitted classifier ({})."),
         (0.2, 0.0, "fitted", "in the same stage: {} and"),
         (0.5, 0.0, "fitted", "and {} instead of"),
         (0.3, 0.0, "fitted", "instead of {}."),

@@ -125,7 +125,7 @@ def test_the_servers_model() -> None:
     assert SKIN in significant("server.accuracy")
     assert baselines(accuracy)[0] == "spherefed"
     said(
-        f"the last of {place(accuracy)}: {accuracy[BEST]:.1f} %, and SphereFed "
+        f"last of {place(accuracy)}: it has {accuracy[BEST]:.1f} %, SphereFed "
         f"{accuracy['spherefed']:.1f} %."
     )
     assert place(accuracy) == len(accuracy) - 1
@@ -137,7 +137,10 @@ def test_the_servers_model() -> None:
         mean(by_seed(RESULT, SKIN, BEST, f"server.probable_{it}").values())
         for it in ("accuracy", "balanced")
     ]
-    said(f"of the same model it has {probable[0]:.1f} %, and {probable[1]:.1f} % balanced;")
+    said(
+        f"the same model has {probable[0]:.1f} % accuracy and {probable[1]:.1f} % balanced "
+        "accuracy;"
+    )
 
 
 def test_every_baseline_is_far_behind_somewhere() -> None:
@@ -167,8 +170,8 @@ def test_the_clients_own_models() -> None:
     ahead = [lead(found) for found in OWN.values()]
     said(
         f"`{BEST}` is first in all nine settings, by {min(ahead):.1f} to {max(ahead):.1f} points.",
-        f"In {len(won)} of them that is significant, but not on Fashion-MNIST without a long tail "
-        "and on skin lesions.",
+        f"Its lead is significant in {len(won)} of them, but not on Fashion-MNIST without a long "
+        "tail or on skin lesions.",
     )
 
 
@@ -217,8 +220,8 @@ def test_fairness() -> None:
     leads_of = (("server.client_std", SERVER_STD), ("own.client_std", OWN_STD))
     assert [len(set(significant(it)) & set(firsts(found))) for it, found in leads_of] == [1, 1]
     said(
-        f"smallest client std in {len(firsts(SERVER_STD))} settings, and its own models have it in "
-        f"{len(firsts(OWN_STD))}; one lead of each is significant.",
+        f"smallest client std in {len(firsts(SERVER_STD))} settings, and the clients' own models "
+        f"do in {len(firsts(OWN_STD))}; one lead of each is significant.",
         f"its server's model is {place(SERVER_STD[plain])}th of {len(SERVER_STD[plain]) - 1}, "
         f"{behind(SERVER_STD[plain]):.1f} points behind Fed-RoD: p is {ps[plain]:.3f} before",
         f"its own models are {place(OWN_STD[SKIN])}th of {len(OWN_STD[SKIN]) - 1}, and "
@@ -239,7 +242,8 @@ def test_a_small_spread_may_be_equally_low_scores() -> None:
     said(
         f"the server's model is 12th of {number} at imbalance ratios 50 and 100, 4.6 points behind "
         "FedNH",
-        f"last on skin lesions, where its worst client is {place(worst[SKIN])}th of {number}.",
+        f"last on skin lesions, where its score on the worst client is {place(worst[SKIN])}th of "
+        f"{number}.",
     )
 
 
@@ -264,7 +268,7 @@ def test_own_models_on_skin_lesions_with_class_frequencies() -> None:
     for method in ahead:
         others = by_seed(RESULT, SKIN, method, "own.prior_mean")
         assert p_of([others[seed] - own[seed] for seed in own]) > 0.05
-    said(f"SCAFFOLD has {PRIOR[SKIN]['scaffold']:.1f}, `{BEST}` {ours:.1f} without it.")
+    said(f"SCAFFOLD has {PRIOR[SKIN]['scaffold']:.1f}, `{BEST}` {ours:.1f} without the prior.")
 
 
 def test_skin_lesions_depend_on_the_seed() -> None:
@@ -315,7 +319,7 @@ def test_the_larger_network() -> None:
     (other,) = sorted((curve[20] for it, curve in server.items() if it != BEST), reverse=True)[:1]
     gained = ours[60] - ours[30]
     said(
-        f"after 20 rounds its server's model has {100 * ours[20]:.1f} %, the best other "
+        f"after 20 rounds its server's model has {100 * ours[20]:.1f} %, the next best "
         f"{100 * other:.1f} %.",
         f"After 30 rounds it has {100 * ours[30]:.1f} %, and then gains only {100 * gained:.1f}",
     )
@@ -363,8 +367,8 @@ def test_the_larger_network_with_options_for_it() -> None:
     assert own["best"] == {"method.lam_distill": 1.0, "method.tau": 0.2}
     others = sorted(half, key=lambda it: -half[it]["value"])
     said(
-        f"The best of `cafedcl:best` has {100 * own['value']:.1f} there (weight 1 of distillation, "
-        f"a temperature of 0.2), of "
+        f"The best candidate of `cafedcl:best` has {100 * own['value']:.1f} there (distillation "
+        f"weight 1, temperature 0.2), that of "
         + ", of ".join(f"{known[it]} {100 * half[it]['value']:.1f}" for it in others[:2])
         + f" and of {known[others[2]]} {100 * half[others[2]]['value']:.1f}.",
         f"**`cafedcl:best` does not lead here.** With the server's model FedNH has "
@@ -392,13 +396,13 @@ def test_the_larger_network_with_options_for_it() -> None:
         f"clients' own, and has the smallest client std of all runs here, {smallest:.1f}.",
         f"FedNH is {then[0]:.1f} points ahead of it**, and {then[1]:.1f} with clients' own",
         f"is {sphere:.1f} ahead.",
-        f"better until round 30, and {-ahead(fednh, before['fednh'])[0]:.1f} points worse in the",
+        f"better until round 30, but {-ahead(fednh, before['fednh'])[0]:.1f} points worse in the",
     )
     assert f"ahead of `cafedcl:best`, by {then[0]:.1f} and {sphere:.1f} points." in README
     plans = ("resnet-tuning", "prior-resnet-tuning", "large-tuning")
     number = sum(len(result(name)["methods"][BEST]["candidates"]) for name in plans)
     assert {len(it["candidates"]) for it in half.values()} == {5}
-    said(f"`cafedcl:best` has had {number} candidates at half its width, and SphereFed, FedNH")
+    said(f"`cafedcl:best` has had {number} candidates at half the width, and SphereFed, FedNH")
 
 
 def test_the_second_stage_of_tuning() -> None:

@@ -301,7 +301,7 @@ def test_the_generator_in_sentences() -> None:
     seconds = [mean(values(kind, "seconds")) for kind in ("gan", "none")]
     said(f"takes {seconds[0]:.0f} seconds with it and {seconds[1]:.0f} without")
     told = [one["recognised"]["mean"] for one in runs if one["recognised"]]
-    said(f"takes {100 * mean(told):.0f} % of them for it")
+    said(f"assigns {100 * mean(told):.0f} % of them to it")
     lost = gaps("skin-short", "ham10000", "cafedcl+gan", "cafedcl", "server.accuracy")
     said(f"costs {-mean(lost):.1f} points of accuracy (p = {p_of(lost):.3f}) and does not help")
     assert mean(gaps("skin-short", "ham10000", "cafedcl+gan", "cafedcl", "server.few")) < 0
@@ -434,9 +434,7 @@ def test_the_study_of_long_tails_in_sentences() -> None:
     for setting in ("cifar10-ir10", "cifar10-ir50", "cifar10-ir100"):
         assert holm(ps, setting) > 0.05
         places.append(place(level[setting]))
-    said(
-        f"with a mean over clients that is {min(places)}th to {max(places)}th of {len(plain) - 1}."
-    )
+    said(f"its mean over clients is {min(places)}th to {max(places)}th of {len(plain) - 1}.")
     ahead = {it: server[it]["cafedcl"] - server[it]["fedavg"] for it in server}
     left = f"{ahead['cifar10-ir50']:.1f} and {ahead['cifar10-ir100']:.1f} points"
     said(f"lead on CIFAR-10 at ratios 50 and 100 ({left})")
@@ -454,7 +452,7 @@ def test_the_study_of_long_tails_in_sentences() -> None:
     for score in ("server.balanced", "own.client_mean"):
         assert holm(tuned_p_values(score), skin) > 0.05
     own_spread = dict(tuned("own.client_std"))[skin]
-    said(f"The own models' client std is the {place(own_spread)}th of {len(own_spread) - 1}.")
+    said(f"The own models' client std is {place(own_spread)}th of {len(own_spread) - 1}.")
     compared = {it for found in own.values() for it in baselines(found)}
     said(f"compared with {len(compared)} tuned baselines")
 

@@ -172,7 +172,7 @@ def test_a_claim_holds_only_if_it_is_ahead_of_the_best_baseline_by_more_than_cha
     assert verdict((1.0, 0.5, 0.2), True, True) == "ahead, not significantly"
     assert verdict((-1.0, 0.5, 0.2), False, True) == "not ahead, not significantly behind"
     assert verdict((-9.0, 0.5, 0.01), True, False) == "**holds**"
-    assert verdict(None, True, True) == "cannot be said"
+    assert verdict(None, True, True) == "cannot be judged"
 
 
 def test_ranks_are_over_all_settings_of_all_results(page: dict[str, Any], tmp_path: Path) -> None:
