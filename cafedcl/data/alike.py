@@ -1,5 +1,6 @@
 """Names that look alike: of classes, clients and groups. Most likely somebody mistyped one."""
 
+import re
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
@@ -13,11 +14,16 @@ MOST_COMPARED = 200
 """With more classes than these, comparing all pairs would take long, and nobody types the names."""
 SHORTEST = 4
 """Shorter names are alike by chance."""
+WHOLE_NUMBER = re.compile(r"0*(\d+)(?:\.0*)?")
 
 
 def as_it_looks(name: str) -> str:
-    """Return a name without what nobody sees: how accents are encoded, and repeated blanks."""
-    return " ".join(unicodedata.normalize("NFC", name).split())
+    """Return a name without what nobody sees or means: how accents are encoded, repeated blanks,
+    and the leading zeros and empty decimals of a whole number.
+    """
+    plain = " ".join(unicodedata.normalize("NFC", name).split())
+    number = WHOLE_NUMBER.fullmatch(plain)
+    return number[1] if number else plain
 
 
 def refuse_similar(where: object, what: str, names: Sequence[str]) -> None:
@@ -34,6 +40,8 @@ def refuse_similar(where: object, what: str, names: Sequence[str]) -> None:
         if other == name:
             continue
         difference = "case or blanks" if what == "client" else "blanks"
+        if WHOLE_NUMBER.fullmatch(key):
+            difference = "leading zeros or decimals"
         if unicodedata.normalize("NFC", other) == unicodedata.normalize("NFC", name):
             difference = "how their accents are encoded (Unicode NFC or NFD)"
         raise CafedclError(
@@ -43,7 +51,7 @@ def refuse_similar(where: object, what: str, names: Sequence[str]) -> None:
 
 
 def alike_groups(where: object, kind: str, groups: Iterable[str]) -> list[str]:
-    """Return a remark on groups whose names differ only by case or blanks, such as P1 and p1.
+    """Return a remark on groups whose names differ only in looks, such as P1 and p1, or 7 and 07.
 
     They count as two, so that images of one patient may be in training and in test.
     """
@@ -52,8 +60,8 @@ def alike_groups(where: object, kind: str, groups: Iterable[str]) -> list[str]:
         other = seen.setdefault(as_it_looks(name).casefold(), name)
         if other != name:
             return [
-                f"{where}: values of {kind} '{other}' and '{name}' differ only by case, blanks or "
-                "accents and count as two; write them alike if they are one"
+                f"{where}: values of {kind} '{other}' and '{name}' differ only by case, blanks, "
+                "accents or leading zeros and count as two; write them alike if they are one"
             ]
     return []
 

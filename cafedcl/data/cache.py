@@ -17,7 +17,7 @@ from cafedcl.core.tensors import Tensors, digest, map_file, pack
 from cafedcl.data.dataset import Dataset
 
 FOLDER = "cache"
-VERSION = 5
+VERSION = 6
 """Raised whenever a reader's result changes, so that older entries are not used."""
 
 Remarks = list[str]

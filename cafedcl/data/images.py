@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +39,11 @@ SYSTEM_NAMES = (
 )  # fmt: skip
 """Folders and files that macOS, Synology, Windows and Linux add."""
 GREY = ("1", "L", "LA")
+SIXTEEN_BITS = re.compile(r";16[BLN]")
+"""Part of Pillow's name for channels of 16 bits in a file. BGR;16 has 16 bits for all three."""
+PHOTOMETRIC = 0x0106
+WHITE_IS_ZERO = 0
+"""A TIFF tag, and its value where low values are bright."""
 ORIENTATION = 0x0112
 """The EXIF tag of how the camera was held."""
 UPRIGHT = {
@@ -102,7 +108,9 @@ def to_pixels(
 
     With ``crop``, it is cropped to the middle square first.
     """
-    image = _upright(image).convert("L" if grey else "RGB")
+    # A run has grey images of colour files only by data.colours, which comes after resizing.
+    image = _upright(image)
+    image = image.convert("L" if grey and image.mode in GREY else "RGB")
     if crop:
         side = min(image.size)
         width, height = image.size
@@ -111,6 +119,8 @@ def to_pixels(
         image = image.crop((left, top, left + side, top + side))
     if image.size != size:
         image = image.resize(size, Resampling.LANCZOS)
+    if grey:
+        image = image.convert("L")
     pixels = np.array(image, dtype=np.uint8)
     return pixels[:, :, None] if grey else pixels
 
@@ -241,9 +251,30 @@ def open_image(opener: Opener) -> Iterator[Image.Image | GreyValues]:
                     f"a {image.format} of {frames} pages or frames; save each as a file of its own"
                 )
             if image.mode in DEEP_MODES:
-                yield GreyValues(np.asarray(_upright(image)))
+                yield _grey_values(image)
             else:
                 yield image
+
+
+def _grey_values(image: Image.Image) -> GreyValues:
+    """Return the values of a grey image of more than 8 bits as they are in the file."""
+    # Pillow inverts TIFF images of 8 bits in which 0 is white, but not deeper ones.
+    inverted = image.format == "TIFF" and image.getexif().get(PHOTOMETRIC) == WHITE_IS_ZERO
+    maximum = _pnm_maximum(image)
+    values = np.asarray(_upright(image))
+    if image.format == "PPM" and values.dtype.kind == "i" and maximum:
+        # Pillow stretches them to 16 bits.
+        values = np.round(values * (maximum / 65535)).astype(np.int32)
+    return GreyValues(values, inverted=inverted)
+
+
+def _pnm_maximum(image: Image.Image) -> int:
+    """Return the largest value that a PGM or PPM file may have; 0 if Pillow reads it as it is."""
+    arguments = [tile[3] for tile in getattr(image, "tile", ())]
+    if image.format != "PPM" or not arguments or not isinstance(arguments[0], tuple):
+        return 0
+    last = arguments[0][-1]
+    return last if isinstance(last, int) and last > 0 else 0
 
 
 def _as_bytes(opened: Image.Image | GreyValues, window: Window) -> Image.Image:
@@ -273,7 +304,10 @@ def _head(opener: Opener, window: Window) -> Head | str:
 
 def _has_16_bits(image: Image.Image) -> bool:
     """Return whether a colour image has 16 bits per channel, which Pillow reads as 8."""
-    return any("16" in str(tile[3]) for tile in getattr(image, "tile", ()))
+    modes = (
+        tile[3][0] if isinstance(tile[3], tuple) else tile[3] for tile in getattr(image, "tile", ())
+    )
+    return any(map(SIXTEEN_BITS.search, map(str, modes))) or _pnm_maximum(image) > 255
 
 
 def _reason(error: Exception) -> str:

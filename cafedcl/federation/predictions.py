@@ -1,4 +1,4 @@
-"""Images that people hand over, and what a model says of them."""
+"""Images from users, and a model's predictions for them."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Pixels = Tensor | np.ndarray[Any, Any]
 """Images in memory."""
 DecideBy = Literal["score", "probability"]
-"""Whether an image's class is that with the highest score or the most probable one."""
+"""Whether an image's class is the one with the highest score or the most probable one."""
 Paths = str | Path | Sequence[str | Path]
 """Image files, or folders of them."""
 
@@ -66,7 +66,7 @@ class Predictions:
 
     @property
     def improbable(self) -> int:
-        """How many images have another class than the most probable one."""
+        """The number of images whose predicted class is not the most probable one."""
         return int((self.labels != self.probabilities.argmax(1)).sum())
 
     @property
@@ -136,9 +136,15 @@ def _files_below(folder: Path) -> Iterator[Path]:
     def refuse(error: OSError) -> None:
         raise CafedclError(f"{error.filename}: cannot be read: {error.strerror}")
 
-    for place, folders, names in os.walk(folder, onerror=refuse):
-        # What is taken off this list is not searched.
-        folders[:] = [name for name in folders if not is_hidden(name)]
+    searched = {os.path.realpath(folder)}
+    # Links are followed, as in training, but not in circles.
+    for place, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        places = {name: os.path.realpath(Path(place, name)) for name in folders}
+        # Folders that are removed from this list are not searched.
+        folders[:] = [
+            name for name in sorted(folders) if not is_hidden(name) and places[name] not in searched
+        ]
+        searched.update(places[name] for name in folders)
         yield from (Path(place) / name for name in names if not is_hidden(name))
 
 
@@ -185,7 +191,8 @@ def as_images(x: Any, shape: Shape) -> Tensor:
             raise CafedclError("images contain NaN; replace it, or leave those images out")
         if images.numel() and not (images.min() >= 0 and images.max() <= 1):
             raise CafedclError("images as floats must lie in [0, 1]; give uint8 for 0 to 255")
-        images = (images * 255).round().to(torch.uint8)
+        # In 16 bits, the product would be rounded first.
+        images = (images.double() * 255).round().to(torch.uint8)
     elif images.dtype != torch.uint8:
         raise CafedclError(
             "images must be uint8 or floats in [0, 1], not "

@@ -258,3 +258,66 @@ def test_without_pydicom_one_line_says_how_to_get_it(scans, load, monkeypatch):
 def test_an_image_without_a_number_has_no_range():
     with pytest.raises(ValueError, match="no pixel is a finite number"):
         GreyValues(np.full((2, 2), np.nan)).range()
+
+
+def test_in_a_tiff_white_may_be_0(tmp_path):
+    path = tmp_path / "x.tif"
+    Image.fromarray(VALUES * 16).save(path, tiffinfo={262: 0})
+    found = read_images([path], (1, 16, 16), Window((0.0, 4095.0)))[0, 0].numpy()
+    expected = 255 - np.round(VALUES * (16 * 255 / 4095))
+    assert np.abs(found.astype(int) - expected).max() == 0
+
+
+@pytest.mark.parametrize("most", [300, 4095, 32767, 65535])
+def test_a_pgm_has_the_values_of_its_file(most, tmp_path):
+    path = tmp_path / "x.pgm"
+    values = np.linspace(0, most, 256).astype(np.uint16).reshape(16, 16)
+    path.write_bytes(f"P5 16 16 {most}\n".encode() + values.astype(">u2").tobytes())
+    found = read_images([path], (1, 16, 16), Window((0.0, 200.0)))[0, 0].numpy()
+    expected = np.clip(np.round(values * (255 / 200)), 0, 255)
+    assert np.abs(found.astype(int) - expected).max() <= 1
+
+
+def test_a_grey_run_reads_colour_files_as_its_training_did(tmp_path, load):
+    """Resized in colours, then grey: the other order gives other pixels."""
+    rng = np.random.default_rng(0)
+    for i in range(8):
+        colours = rng.integers(0, 256, (24, 24, 3), dtype=np.uint8)
+        path = tmp_path / "own" / "ab"[i % 2] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(colours).save(path)
+    data = load(tmp_path / "own", colours="grey", size=8)
+    files = find_images([tmp_path / "own"])
+    found = read_images(files, data.shape)
+    trained = {image.numpy().tobytes() for image in torch.cat([data.train_x, data.test_x])}
+    assert {image.numpy().tobytes() for image in found} == trained
+
+
+def test_linked_folders_are_searched_but_not_in_circles(tmp_path, paint):
+    paint(tmp_path / "far" / "1.png")
+    paint(tmp_path / "own" / "2.png")
+    (tmp_path / "own" / "link").symlink_to(tmp_path / "far")
+    (tmp_path / "far" / "back").symlink_to(tmp_path / "own")
+    found = find_images([tmp_path / "own"])
+    assert [path.name for path in found] == ["2.png", "1.png"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reduced"),
+    [
+        ("x.bmp", None, False),
+        ("x.ppm", b"P6 8 8 255\n" + bytes(192), False),
+        ("x.ppm", b"P6 8 8 65535\n" + bytes(384), True),
+    ],
+)
+def test_only_16_bits_per_channel_are_called_so(name, content, reduced, tmp_path, load, capsys):
+    for label in "ab":
+        for i in range(4):
+            path = tmp_path / "own" / label / f"{i}{name}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # The rows of a BMP of this width are 164 bytes long.
+            Image.new("RGB", (54, 8), (i, 0, 0)).save(path) if content is None else (
+                path.write_bytes(content)
+            )
+    load(tmp_path / "own")
+    assert ("16 bits per channel" in capsys.readouterr().err) is reduced

@@ -31,6 +31,8 @@ BROKEN = (
 AGAIN = "delete it and get it again"
 NPZ_NAMES = (("x_{}", "y_{}"), ("{}_images", "{}_labels"), ("{}_x", "{}_y"))
 """Names of images and labels in ``.npz`` files, for train, test or val."""
+UNSPLIT_NAMES = (("x", "y"), ("images", "labels"))
+"""Those of training images, or of all, in files without names for training images."""
 
 
 def read_bytes(path: Path) -> bytes:

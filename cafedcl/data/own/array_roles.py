@@ -12,13 +12,12 @@ from cafedcl.config.data_options import NONE, DataOptions
 from cafedcl.core.arrays import Array, Ints
 from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.data.alike import alike_groups
-from cafedcl.data.files.formats import NPZ_NAMES
+from cafedcl.data.files.formats import NPZ_NAMES, UNSPLIT_NAMES
 from cafedcl.data.groups import broken_group
 from cafedcl.data.own.columns import ADVICE, TABLE_WORDS, role_of_lookalike
 from cafedcl.data.own.items import sort_names
 
 SIDE_FORMS = ("{word}_{side}", "{side}_{word}")
-KNOWN = ("classes", "x", "y", "images", "labels")
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,8 @@ def find_array_roles(
 
     def values(word: str, side: str) -> list[str] | None:
         names = [form.format(word=word, side=side) for form in SIDE_FORMS]
-        if not has_test:
+        if side == "train":
+            # x and y beside x_test and y_test have patient beside patient_test.
             names.append(word)
         name = next((name for name in names if name in arrays), None)
         if name is None:
@@ -96,9 +96,12 @@ def find_array_roles(
         kind = "source"
     word, train_groups = first("group", options.group)
     test_groups = values(word, "test") if word and has_test else None
-    # The clients of test images are not used, but they are understood.
+    # The clients of test images, and what is known of validation images, are not used, but
+    # understood.
     for each in (*TABLE_WORDS["client"], *TABLE_WORDS["source"]):
         used.update(form.format(word=each, side="test") for form in SIDE_FORMS)
+    for each in (*TABLE_WORDS["client"], *TABLE_WORDS["source"], *TABLE_WORDS["group"]):
+        used.update(form.format(word=each, side="val") for form in SIDE_FORMS)
     remarks = _remarks(path, arrays, used)
     remarks += alike_groups(path, word, [*(train_groups or []), *(test_groups or [])])
     if kind == "source" and clients is not None:
@@ -112,6 +115,9 @@ def _texts(path: Path, name: str, array: Array, names: Array | None) -> list[str
     """Return an array's values as texts; numbers may index an array of names."""
     if array.ndim != 1:
         raise CafedclError(f"{path}: {name} has shape {array.shape}; one value per image is needed")
+    if array.dtype.kind == "f" and (array == np.trunc(array)).all() and (abs(array) < 2**53).all():
+        # The other side may have whole numbers, and 7.0 is the patient 7.
+        array = array.astype(np.int64)
     if names is not None and array.dtype.kind in "iu" and names.ndim == 1:
         if len(array) and not 0 <= array.min() <= array.max() < len(names):
             raise CafedclError(f"{path}: {name} counts beyond its {len(names)} names")
@@ -132,12 +138,25 @@ def _check_length(path: Path, what: str, found: int, images: int) -> None:
         raise CafedclError(f"{path}: {images} images but {found} {what}")
 
 
+def image_names(arrays: Mapping[str, Array]) -> set[str]:
+    """Return the names of the arrays that are read as images and labels.
+
+    A file may have them under several names, of which the first ones are read.
+    """
+    found: set[str] = set()
+    for side in ("train", "test", "val"):
+        pairs = [(images.format(side), labels.format(side)) for images, labels in NPZ_NAMES]
+        if side == "train":
+            pairs += UNSPLIT_NAMES
+        found.update(next((pair for pair in pairs if {*pair} <= arrays.keys()), ()))
+    return found
+
+
 def _remarks(path: Path, arrays: Mapping[str, Array], used: set[str]) -> list[str]:
-    sides = ("train", "test", "val")
-    known = {form.format(side) for pair in NPZ_NAMES for form in pair for side in sides}
+    known = {"classes", *image_names(arrays)}
     unused = []
     for name in arrays:
-        if name in known or name in used or name in KNOWN:
+        if name in known or name in used:
             continue
         role = role_of_lookalike(name)
         word = name.removesuffix("_train").removesuffix("_test")

@@ -13,6 +13,7 @@ from cafedcl.data.dataset import Dataset
 from cafedcl.data.duplicates import duplicates_remark
 from cafedcl.data.files.formats import (
     NPZ_NAMES,
+    UNSPLIT_NAMES,
     ImagesAndLabels,
     images_and_labels,
     read_npy,
@@ -23,7 +24,6 @@ from cafedcl.data.own.array_roles import ArrayRoles, find_array_roles
 from cafedcl.data.own.items import sort_names
 from cafedcl.data.pixels import to_bytes
 
-UNSPLIT_NAMES = (("x", "y"), ("images", "labels"))
 EXPECTED = (
     "expected x_train, y_train, x_test, y_test, or train_images, train_labels and so on, or x and y"
 )

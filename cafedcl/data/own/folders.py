@@ -1,7 +1,9 @@
 """Image folders: CLASS/IMAGE or CLIENT/CLASS/IMAGE, optionally below train/ and test/."""
 
 import os
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from cafedcl.core.errors import CafedclError
@@ -25,7 +27,9 @@ def read_folder(root: Path) -> tuple[Collection, list[Path]]:
         # A client or a class that happens to be called so.
         split = False
     if not split:
-        return _collect(root, {root: "train"})
+        collection, files = _collect(root, {root: "train"})
+        remarks = [*collection.remarks, *_sides_remark(root, tops, collection)]
+        return replace(collection, remarks=remarks), files
     others = [name for name in tops if name not in sides]
     if others:
         raise CafedclError(
@@ -50,8 +54,8 @@ def _collect(root: Path, parts: dict[Path, str]) -> tuple[Collection, list[Path]
                 clients |= set(tops)
         else:
             classes |= set(tops)
-        beside = {path.parent for path, _ in found}
-        others += [path for path in rest if path.parent in beside]
+        # A folder at the depth of the classes may hold nothing but files that cannot be read.
+        others += [path for path in rest if len(path.relative_to(folder).parts) == depth + 1]
         for path, inside in found:
             client = inside[0] if depth == 2 else ""
             items.append(Item(str(path.relative_to(root)), path, inside[-1], client, side))
@@ -116,6 +120,18 @@ def _others_remark(root: Path, others: Sequence[Path]) -> list[str]:
     more = ", …" if len(others) > LISTED else ""
     return [
         f"{root}: {files} left out, whose ending is of no image format that is read: {listed}{more}"
+    ]
+
+
+def _sides_remark(root: Path, tops: Sequence[str], collection: Collection) -> list[str]:
+    """Return a remark on classes or clients that are most likely test or validation images."""
+    suspects = [name for name in tops if set(re.split("[^a-z]+", name.lower())) & SIDES.keys()]
+    if not suspects:
+        return []
+    kind = "client" if collection.clients else "class"
+    return [
+        f"{root}: the folder '{suspects[0]}' is taken for a {kind} and trained on; if it holds "
+        "images to test or validate with, put all others below a folder 'train' beside 'test'"
     ]
 
 

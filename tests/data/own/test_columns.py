@@ -113,7 +113,7 @@ def test_a_patient_in_training_and_test_is_refused(table, load):
 def test_patients_that_may_be_one_are_told(table, load, tmp_path, capsys):
     names = ["P1", "p1", "P2", "P3"]
     load(table(patient=lambda i: names[i % 4]))
-    told = "differ only by case, blanks or accents and count as two"
+    told = "differ only by case, blanks, accents or leading zeros and count as two"
     assert told in capsys.readouterr().err
     np.savez(tmp_path / "own.npz", **arrays(), patient=np.array(names)[np.arange(24) % 4])
     load(tmp_path / "own.npz")
@@ -178,6 +178,55 @@ def test_arrays_have_clients_and_groups_too(tmp_path, load, capsys):
     np.savez(path, **arrays(), site=sites[:5])
     with pytest.raises(CafedclError, match="24 images but 5 clients"):
         load(path)
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.float32, np.float64])
+def test_a_patient_is_the_same_one_whatever_kind_of_number_names_it(kind, tmp_path, load):
+    one = arrays()
+    patients = np.arange(24) // 4
+    parts = {"x_train": one["x"], "y_train": one["y"], "x_test": one["x"], "y_test": one["y"]}
+    path = tmp_path / "own.npz"
+    np.savez(path, **parts, patient_train=patients.astype(kind), patient_test=patients)
+    with pytest.raises(CafedclError, match="a patient has images in training and in test"):
+        load(path)
+
+
+def test_the_names_of_x_and_y_may_be_those_of_training_images(tmp_path, load, capsys):
+    one = arrays()
+    path = tmp_path / "own.npz"
+    other = {"x_test": one["x"][::-1], "y_test": one["y"], "patient_test": 50 + np.arange(24)}
+    more = {"x_val": one["x"], "y_val": one["y"], "patient_val": np.arange(24)}
+    np.savez(path, **one, patient=np.arange(24) // 4, **other, **more)
+    data = load(path)
+    assert (data.group_kind, len(set(data.groups.tolist()))) == ("patient", 6)
+    assert "not used" not in capsys.readouterr().err
+
+
+def test_images_under_a_second_name_are_named(tmp_path, load, capsys):
+    one = arrays()
+    path = tmp_path / "own.npz"
+    np.savez(path, x_train=one["x"], y_train=one["y"], images=one["x"], labels=one["y"])
+    assert len(load(path).train_y) < 24
+    assert "2 arrays are not used: images, labels" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("column", "names", "words"),
+    [
+        ("label", ["01", "1", "2"], "the class names '01' and '1' differ only by leading zeros"),
+        ("site", ["1.0", "1", "2"], "the client names '1' and '1.0' differ only by leading zeros"),
+    ],
+)
+def test_numbers_that_are_written_in_two_ways_are_refused(column, names, words, table, load):
+    with pytest.raises(CafedclError, match=words):
+        load(table(**{column: lambda i: names[i % 3]}))
+
+
+def test_patients_whose_numbers_are_written_in_two_ways_are_named(table, load, capsys):
+    load(table(patient=lambda i: ["7", "07", "8", "70"][i % 4]))
+    assert "values of patient '07' and '7' differ only by" in capsys.readouterr().err
+    load(table(patient=lambda i: ["7", "70", "0.7", "700"][i % 4]))
+    assert "differ only by" not in capsys.readouterr().err
 
 
 def test_arrays_that_are_split_have_roles_on_both_sides(tmp_path, load):

@@ -362,3 +362,43 @@ def test_one_image_per_class_is_too_few(tmp_path, paint, load):
         paint(tmp_path / "own" / name / "0.png", value)
     with pytest.raises(CafedclError, match="too few images to hold some out for testing"):
         load(tmp_path / "own")
+
+
+@pytest.mark.parametrize(
+    ("layout", "kind", "name"),
+    [
+        ("{}/a/1.png {}/b/2.png", "client", "test_set"),
+        ("north/a/1.png north/b/1.png {}/a/1.png {}/b/2.png", "client", "Test"),
+        ("cat/1.png cat/2.png dog/1.png dog/2.png {}/1.png {}/2.png", "class", "validation"),
+    ],
+)
+def test_folders_that_look_like_test_images_are_named(
+    layout, kind, name, tmp_path, paint, load, capsys
+):
+    for number, path in enumerate(layout.format(*[name] * layout.count("{}")).split()):
+        for copy in range(4):
+            paint(tmp_path / "own" / path.replace(".png", f"-{copy}.png"), 10 * number + copy)
+    load(tmp_path / "own")
+    told = f"the folder '{name}' is taken for a {kind} and trained on"
+    assert told in capsys.readouterr().err
+
+
+def test_words_that_only_contain_test_are_classes(folder, load, paint, capsys):
+    for i in range(4):
+        paint(folder / "contested" / f"{i}.png", 200 + i)
+    load(folder)
+    assert "taken for" not in capsys.readouterr().err
+
+
+def test_a_class_of_a_client_with_no_readable_file_is_named(clinics, load, capsys):
+    (clinics / "c" / "rare").mkdir()
+    (clinics / "c" / "rare" / "1.heic").write_bytes(b"x")
+    paths = sorted((clinics / "Clinic A" / "well").iterdir())
+    for path in paths:
+        path.rename(path.with_suffix(".heic"))
+    (clinics / "c" / "rare" / "1.heic").unlink()
+    (clinics / "c" / "rare").rmdir()
+    load(clinics)
+    err = capsys.readouterr().err
+    assert f"{len(paths)} files are left out" in err
+    assert "Clinic A/well/0.heic" in err
