@@ -30,6 +30,10 @@ ARGUMENTS = {"range": "ranges", "choice": "choices", "set": "settings"}
 """The arguments whose flags have other names."""
 
 
+NAMES = ("data", "split", "method", "worst_class_name")
+"""The columns of a table that hold names, whatever they look like."""
+
+
 @dataclass(frozen=True)
 class ComparisonResult:
     """The scores of all methods in all settings."""
@@ -43,7 +47,11 @@ class ComparisonResult:
         """
         import pandas as pd
 
-        return pd.read_csv(io.StringIO(as_csv(self.scores)))
+        # A class called 01 or NA is neither a number nor missing.
+        names = dict.fromkeys(NAMES, str)
+        return pd.read_csv(
+            io.StringIO(as_csv(self.scores)), converters=names, keep_default_na=False, na_values=""
+        )
 
     @property
     def tests(self) -> "pd.DataFrame":

@@ -116,7 +116,10 @@ class Predictions:
 def find_images(paths: Sequence[str | Path]) -> list[Path]:
     """Return image files: those that are given, and all those in folders that are given."""
     found: list[Path] = []
-    for given in map(Path, paths):
+    for path in paths:
+        if not str(path):
+            raise CafedclError("an empty path names no image; `.` is the current folder")
+        given = Path(path)
         if not given.is_dir():
             found.append(given)
             continue
@@ -196,7 +199,8 @@ def as_images(x: Any, shape: Shape) -> Tensor:
     elif images.dtype != torch.uint8:
         raise CafedclError(
             "images must be uint8 or floats in [0, 1], not "
-            f"{str(images.dtype).removeprefix('torch.')}"
+            f"{str(images.dtype).removeprefix('torch.')}; scale them to 0 to 255 as in training, "
+            "with the run's data.window if it has one"
         )
     channels, height, width = shape
     single = {(height, width), shape, (height, width, channels)}

@@ -176,3 +176,11 @@ def test_a_search_whose_trials_all_failed_has_no_best_point() -> None:
     assert not result.has_score
     with pytest.raises(CafedclError, match="no point of the sweep has a score"):
         result.best  # noqa: B018
+
+
+def test_names_of_classes_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "method,worst_class_name,accuracy_mean\nfedavg,01,5\ncafedcl,NA,\n"
+    monkeypatch.setattr(python, "as_csv", lambda scores: text)
+    table = python.ComparisonResult(None).table
+    assert list(table["worst_class_name"]) == ["01", "NA"]
+    assert table["accuracy_mean"].isna().tolist() == [False, True]

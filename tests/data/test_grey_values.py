@@ -321,3 +321,8 @@ def test_only_16_bits_per_channel_are_called_so(name, content, reduced, tmp_path
             )
     load(tmp_path / "own")
     assert ("16 bits per channel" in capsys.readouterr().err) is reduced
+
+
+def test_an_empty_path_is_no_folder():
+    with pytest.raises(CafedclError, match="an empty path names no image"):
+        find_images([""])
