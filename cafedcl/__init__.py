@@ -66,14 +66,14 @@ _MODULES = {
 }
 """The module of every public name."""
 _CALLED = {"compare": "compare.python", "export": "api", "report": "api"}
-"""Functions that have the name of a folder of the package, and where they are."""
+"""Functions that share their name with a folder of the package, and where they are."""
 
 
 class _CallableFolder(ModuleType):
     """A folder of the package that can be called: ``cafedcl.report("runs")``.
 
-    Python makes a folder an attribute of the package when anything in it is imported, so that a
-    function of the same name would be there or not, depending on what ran before.
+    Python makes a folder an attribute of the package when anything in it is imported, so a function
+    of the same name would be available or not, depending on what ran before.
     """
 
     def __call__(self, *given: Any, **named: Any) -> Any:
@@ -83,7 +83,7 @@ class _CallableFolder(ModuleType):
         name = self.__name__.rpartition(".")[2]
         return getattr(import_module(f"cafedcl.{_CALLED[name]}"), name)
 
-    # Notebooks and editors show these two for what is about to be called.
+    # Notebooks and editors show these two for the function that is about to be called.
     @property
     def __doc__(self) -> str | None:  # type: ignore[override]
         return str(self._function().__doc__)

@@ -40,7 +40,7 @@ def run(
 ) -> Run:
     """Run a federation and return its results; with ``out``, a run folder is written as rounds end.
 
-    Without ``callbacks``, progress is shown in a notebook, and elsewhere only what goes wrong;
+    Without ``callbacks``, progress is shown in a notebook, and elsewhere only warnings;
     ``callbacks=[]`` shows nothing.
 
     ``flags`` are those of the command line: ``augment``, ``split``, ``clients``, ``rounds``,
@@ -115,13 +115,13 @@ def as_words(settings: Mapping[str, Any] | None) -> list[str]:
         if not isinstance(name, str):
             raise CafedclError(f"settings: names such as 'train.lr' are expected, not {name!r}")
         check_name("settings", name)
-    # NumPy's truth values are no bool, unlike its numbers, which read like Python's.
+    # NumPy's truth values must be converted, unlike its numbers, which print like Python's.
     plain = {n: bool(v) if isinstance(v, np.bool_) else v for n, v in (settings or {}).items()}
     return [f"{name}={to_toml(value)}" for name, value in plain.items()]
 
 
 def check_name(argument: str, name: str) -> None:
-    """Raise an error for the name of an option that does not name its section."""
+    """Raise an error for the name of an option without its section."""
     if "." not in name:
         meant = full_name(name)
         advice = f"did you mean '{meant}'?" if meant else "a name such as 'train.lr' is expected"
@@ -152,7 +152,7 @@ def resume(
     log: str | Sequence[str] = (),
     rounds: int | None = None,
 ) -> Run:
-    """Resume a run from its newest whole checkpoint; the result is the same as if it had never
+    """Resume a run from its newest intact checkpoint; the result is the same as if it had never
     stopped.
 
     ``rounds`` may raise the number of rounds, and ``settings`` change how the run is computed and

@@ -3,8 +3,8 @@
     from cafedcl.extend import Batch, FedAvg, Network, Tensors, Visit, option
 
 A method is one class derived from `Method`, or from a method that is close to it. docs/extending.md
-explains how, and `cafedcl.testing.check_method` tests yours. Every name below has a docstring of
-its own. Equation numbers are those of the CAFedCL paper.
+explains how, and `cafedcl.testing.check_method` tests yours. Every name below has its own
+docstring. Equation numbers are those of the CAFedCL paper.
 
 What a method is made of
     `Method`, `FedAvg`, `NoOptions`, `option`; what it gets and returns: `Batch`, `Visit`, `Client`,

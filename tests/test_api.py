@@ -275,7 +275,7 @@ def test_a_run_inside_of_a_run_is_refused(finished: Run) -> None:
 
 def test_scores_that_are_no_numbers_are_no_class(finished: Run, digits: Dataset) -> None:
     state = {n: v * torch.nan if v.is_floating_point() else v for n, v in finished.state.items()}
-    with pytest.raises(CafedclError, match="scores that are no numbers"):
+    with pytest.raises(CafedclError, match="scores that are not numbers"):
         replace(finished, state=state).predict(digits.test_x[:2])
 
 

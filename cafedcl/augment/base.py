@@ -77,7 +77,7 @@ class ClientImages:
 
 @dataclass(frozen=True)
 class SyntheticImages:
-    """The images that a client trains on besides its own, as many per class as were asked for."""
+    """The images that a client trains on besides its own, in the requested number per class."""
 
     x: Tensor
     y: Tensor
@@ -128,7 +128,7 @@ class Augmenter:
 
     @property
     def title(self) -> str:
-        """What a message calls the augmenter."""
+        """The augmenter's name in messages."""
         return f"augment '{getattr(self, 'name', type(self).__name__)}'"
 
     def synthetic_counts(self, counts: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ class Augmenter:
     def new_samples(self, counts: Tensor) -> Tensor:
         """Return how many of the synthetic images may count as new samples, m_{k,c} in n^eff.
 
-        It is the most that ``make`` reports as ``synthetic``, known before anything is made.
+        It is the upper bound of what ``make`` reports as ``synthetic``, known in advance.
         """
         return self.synthetic_counts(counts)
 
@@ -162,7 +162,7 @@ class Augmenter:
     ) -> list[str]:
         """Return messages to show after a round, given the clients' notes and the class names.
 
-        ``client_title`` returns what a person reads for a client.
+        ``client_title`` returns how a client is displayed.
         """
         return []
 
@@ -200,19 +200,20 @@ class Resample(Augmenter):
 
 
 def no_images(counts: Tensor) -> Tensor:
-    """Return zeros for the clients' counts, which take no memory: there may be many clients."""
+    """Return zeros in the shape of the counts that take no memory: there may be many clients."""
     return counts.new_zeros(()).expand_as(counts)
 
 
 def missing_images(counts: Tensor, options: TailOptions) -> Tensor:
     """Return how many images every class (last dimension) lacks, according to the options."""
     n = counts.double()
-    # Classes that a client does not have count neither in the mean nor in the median.
+    # Classes that a client lacks count neither in the mean nor in the median.
     present = torch.where(n > 0, n, torch.full_like(n, torch.nan))
     if options.tail == "mean":
         level = present.nanmean(-1, keepdim=True)
     elif options.tail == "median":
-        level = present.nanmedian(-1, keepdim=True).values
+        # nanmedian would take the lower of the two middle counts.
+        level = present.nanquantile(0.5, -1, keepdim=True)
     else:
         level = n.amax(-1, keepdim=True)
     missing = options.fill * torch.where(n > 0, level - n, torch.zeros_like(n)).clamp_min(0)

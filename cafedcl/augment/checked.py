@@ -15,7 +15,7 @@ def learn(augmenter: Augmenter, client: ClientImages) -> Tensors:
 
 
 def make(augmenter: Augmenter, client: ClientImages) -> SyntheticImages:
-    """Return the synthetic images of a client, as many of each class as are wanted."""
+    """Return the synthetic images of a client, in the requested number per class."""
     images: object = augmenter.make(client)
     if not isinstance(images, SyntheticImages):
         expected = "SyntheticImages(x, y) is expected"

@@ -25,7 +25,7 @@ MEASURED = 64
 LEAST_HELD_OUT = 8
 """A client with fewer held-out images holds out some training images from the generator."""
 HELD_OUT_SHARE = 5
-"""One in this number of training images is held out then."""
+"""Then one in this number of training images is held out."""
 GENERATOR = "generator/"
 SHOWN = 3
 """How many examples of each problem a message names."""
@@ -208,7 +208,7 @@ class GAN(Augmenter):
 
 
 def trained_in(round: int, notes: Tensors) -> bool:
-    """Return whether a client's notes are of a generator that was trained in this round."""
+    """Return whether a client's notes are about a generator that was trained in this round."""
     if not {"generated_round", "generated_verdict"} <= notes.keys():
         return False
     return float(notes["generated_round"]) == round
@@ -219,7 +219,7 @@ def held_out_images(client: ClientImages) -> tuple[Ints, Tensor, Tensor]:
     rows = np.arange(len(client.host_y))
     if len(client.held_y) >= LEAST_HELD_OUT:
         return rows, client.held_x, client.held_y
-    # In the order of classes, shuffled inside, every fifth image: stratified by class.
+    # Sorted by class, shuffled within, every fifth image: stratified by class.
     order = client.draws.permutation(rows)
     order = order[np.argsort(client.host_y[order], kind="stable")]
     aside = order[HELD_OUT_SHARE - 1 :: HELD_OUT_SHARE]

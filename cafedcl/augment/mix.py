@@ -45,7 +45,7 @@ class _Mix(Augmenter):
         )
 
     def mix(self, one: Tensor, other: Tensor, share: Tensor, corners: Tensor) -> Tensor:
-        """Mix with ``share`` of the first images; ``corners`` is 2 random numbers per image."""
+        """Mix with ``share`` of the first images; ``corners`` has two random numbers per image."""
         raise NotImplementedError
 
 

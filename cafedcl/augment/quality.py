@@ -56,9 +56,9 @@ def measure_quality(
 
     ``quality`` is (1 − |2·AUC − 1|) · min(1, diversity) · min(1, nearest), where AUC is the chance
     that the discriminator scores a generated image higher than a held-out one. It is 1 for a
-    perfect generator. It goes to 0 if generated images can be told from real ones, if the
+    perfect generator. It goes to 0 if generated images can be distinguished from real ones, if the
     discriminator memorised its training images and mistakes the generated ones for them, if all
-    generated images are alike, and if they are copies of training images.
+    generated images are alike, or if they are copies of training images.
     """
     gap = made_logits[:, None] - held_logits[None]
     auc = float((gap > 0).double().mean() + 0.5 * (gap == 0).double().mean())

@@ -86,7 +86,7 @@ class Trainer:
         """Copy a client's images and random draws into the static tensors, which grow if needed."""
         steps = len(tables["rows"])
         if len(x) > len(self.images) or steps > len(self.tables.get("log", ())):
-            # So that few clients need a new capture.
+            # Rounded up, so that few clients need a new capture.
             room = power_of_two(len(x))
             self.images = x.new_zeros(max(room, len(self.images)), *x.shape[1:])
             self.tables = {

@@ -1,4 +1,4 @@
-"""Random transforms of training batches: what is drawn, and what the draws do to images.
+"""Random transforms of training batches: drawing random numbers, and applying them to images.
 
 Numbers are drawn on the host by PyTorch's CPU generator, so that every device and engine gets the
 same ones. Applying them only reads tensors, so that it can be captured with a training step.
@@ -19,7 +19,7 @@ from cafedcl.core.imports import check_steps, explained_failure, import_path
 from cafedcl.core.tensors import Tensors, prefixed, under
 
 LUMINANCE = (0.299, 0.587, 0.114)
-"""How much red, green and blue count in the grey value of a pixel."""
+"""The weights of red, green and blue in the grey value of a pixel."""
 STRONGEST = 30
 """The largest magnitude of RandAugment."""
 OPERATIONS = (
@@ -37,13 +37,13 @@ OPERATIONS = (
 LARGEST_ANGLE = math.radians(30)
 LARGEST_SHEAR = 0.3
 LARGEST_SHIFT = 0.45
-"""Of the image's size."""
+"""The largest shift, as a fraction of the image's size."""
 LARGEST_FACTOR = 0.9
 """How far a factor of brightness, contrast or saturation may be from 1."""
 
 
 class Transform:
-    """A random change of training images. Subclass it for one of your own (`train.transform`)."""
+    """A random change of training images. Subclass it to add your own (`train.transform`)."""
 
     name = "own"
 
@@ -52,7 +52,7 @@ class Transform:
         raise NotImplementedError
 
     def apply(self, x: Tensor, draws: Tensors) -> Tensor:
-        """Return normalised images (N, C, H, W), changed as was drawn."""
+        """Return normalised images (N, C, H, W), changed by the draws."""
         raise NotImplementedError
 
 
@@ -129,9 +129,9 @@ class Jitter(Transform):
 class RandAugment(Transform):
     """A few random operations on every image (Cubuk et al. 2020), of one strength.
 
-    The operations of an image are drawn with replacement, as there. Those on the geometry become
-    one affine map, and those on colours three factors; so posterizing, solarizing, sharpening and
-    equalizing are not among them.
+    The operations of an image are drawn with replacement, as in the paper. Those on the geometry
+    become one affine map, and those on colours three factors; so posterizing, solarizing,
+    sharpening and equalizing are left out.
     """
 
     name = "randaugment"
@@ -181,7 +181,7 @@ class Cutout(Transform):
         return {"centre": torch.stack([rows, columns], 1)}
 
     def apply(self, x: Tensor, draws: Tensors) -> Tensor:
-        # The centre may be near the border; the square is then cut off there, as in the paper.
+        # The centre may be near the border, which then cuts the square off, as in the paper.
         first = draws["centre"] - self.side // 2
         covered = []
         for axis in (0, 1):
@@ -267,7 +267,7 @@ def make_transforms(
 
 
 def own_transform(path: str) -> Transform:
-    """Return the transform of the user's own that ``package.module:Class`` names."""
+    """Return the user's own transform that ``package.module:Class`` names."""
     found = import_path(path, "train.transform")
     if not (inspect.isclass(found) and issubclass(found, Transform)):
         raise CafedclError(
@@ -293,7 +293,7 @@ def rotations(angles: Tensor) -> Tensor:
 def in_unit_square(maps: Tensor, shape: Shape) -> Tensor:
     """Return maps of pixels (N, 3, 3) in PyTorch's units (N, 2, 3).
 
-    There an image reaches from −1 to 1. So a rotation keeps its angle in an image that is not
+    There an image extends from −1 to 1. So a rotation keeps its angle in an image that is not
     square.
     """
     size = torch.tensor([shape[2], shape[1], 2.0])
@@ -301,7 +301,7 @@ def in_unit_square(maps: Tensor, shape: Shape) -> Tensor:
 
 
 def warp(x: Tensor, maps: Tensor) -> Tensor:
-    """Return images whose pixel at a place is that of the mapped place; zero where there is none.
+    """Return images whose pixels are taken from mapped positions; zero outside the image.
 
     ``maps`` are (N, 2, 3), in PyTorch's units.
     """

@@ -1,4 +1,4 @@
-"""Commands that help who gives an option of the config as if it were a flag, or an empty path."""
+"""Commands that help users who give an option of the config as a flag, or an empty path."""
 
 from click import Context, NoSuchOption, Option, Path
 from typer.core import TyperCommand
@@ -24,8 +24,8 @@ class Command(TyperCommand):
         return left
 
     def _refuse_empty_paths(self, ctx: Context) -> None:
-        """Raise an error for an empty path, such as an unset variable of a shell: it would be taken
-        for the current folder.
+        """Raise an error for an empty path, such as an unset shell variable, which would otherwise
+        mean the current folder.
         """
         for param in self.params:
             value = ctx.params.get(param.name or "")

@@ -252,7 +252,7 @@ def check_out(out: Path | None) -> Path:
 
 
 def refuse_with_resume(allowed: str, *others: Any) -> None:
-    """Raise an error if anything besides --resume says what to run.
+    """Raise an error if anything besides --resume specifies what to run.
 
     ``allowed`` are options that only one of the commands has.
     """

@@ -206,7 +206,7 @@ def admit(
     server = Server.of(folder)
     known = site_names(folder)
     server.admit(name, key)
-    # A mistyped name would make one site more.
+    # A mistyped name would add another site.
     what = "site" if name in known else "the new site"
     print(printable(f"{what} {name} is admitted with the key {key}"))
 
@@ -278,7 +278,7 @@ def run(
 
 @contextmanager
 def stoppable() -> "Iterator[Any]":
-    """Exit quietly on Ctrl-C and its like; yields a function that prints a line at once."""
+    """Exit quietly on a stop signal such as Ctrl-C; yield a function that prints a line at once."""
     with stop_signals_handled():
         try:
             yield lambda line: print(printable(line), flush=True)

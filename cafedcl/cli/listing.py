@@ -25,7 +25,7 @@ Advanced = Annotated[
     bool, typer.Option("--advanced", help="Also show options that few people need.")
 ]
 LISTED_OPTIONS = 7
-"""Options per method in the list of all methods, at most."""
+"""The most options per method in the list of all methods."""
 
 
 def methods(
@@ -55,9 +55,9 @@ def methods(
 
 
 def source_of(method: "type[Method]") -> str:
-    """Return the paper of a method with its year, or what it is if it has none."""
+    """Return the paper of a method with its year, or a description if it has none."""
     if "paper" not in vars(method):
-        # The paper that a class inherits is about the method that it was derived from.
+        # An inherited paper is about the method that the class was derived from.
         return f"derived from {method.__bases__[0].__name__}"
     return f"{method.paper} ({method.year})" if method.year else method.paper
 

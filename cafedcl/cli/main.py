@@ -48,7 +48,7 @@ def main() -> NoReturn:
             fail(str(error))
         except Exception as error:
             message = in_one_line(error)
-            # Any other error is ours, and its traceback says where.
+            # Any other error is ours, and its traceback shows where.
             if os.environ.get(TRACEBACK) or not message:
                 raise
             fail(message)
@@ -56,8 +56,8 @@ def main() -> NoReturn:
 
 
 def in_one_line(error: Exception) -> str:
-    """Return an error that is caused by a path or the user's own code in one line; empty for any
-    other error.
+    """Return an error caused by a path or the user's own code in one line; empty for any other
+    error.
     """
     in_own_code = bool(own_frames(error))
     if isinstance(error, OSError) and not in_own_code and isinstance(error.filename, str | bytes):

@@ -37,10 +37,10 @@ COMPOSITE_HELP = {
     "method": "Method, method:preset or method+augmentation; see `cafedcl methods`.",
     "augment": "Tail augmentation; see `cafedcl augmenters`.",
     "split": "Split of the images: dirichlet:0.1, pathological:2,ir=10, iid, …",
-    "attack": "Let clients lie, for experiments: label-flip:2, sign-flip:4,claim=most, …",
+    "attack": "Make clients lie, for experiments: label-flip:2, sign-flip:4,claim=most, …",
     "privacy": "Noise that hides every client: clients:1.0,budget=8; or every "
     "image: records:3.0,budget=8.",
-    "defence": "A server step that liars cannot ruin: peers (recommended), clip, median, …",
+    "defence": "Server step that resists lying clients: peers (recommended), clip, median, …",
 }
 """Help for the flags that stand for a whole section of the config."""
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 COLUMNS = ("image", "class", "probability", "similarity", "unusual", "strangeness", "error")
 """The columns of a CSV file of predictions, before the probabilities of all classes."""
 OWN_FILES = {"csv": re.compile(",".join(COLUMNS).encode()), "json": re.compile(rb'\{"image": ')}
-"""How files of predictions begin."""
+"""The beginnings of prediction files."""
 ClientModel = Annotated[
     str | None,
     typer.Option(
@@ -111,8 +111,8 @@ def predict(
         str | None,
         typer.Option(
             "--format",
-            help="table, csv or json (one object per line); by default as the name of --out says, "
-            "or table.",
+            help="table, csv or json (one object per line); by default from the name of --out, or "
+            "table.",
         ),
     ] = None,
     out: Annotated[
@@ -130,7 +130,7 @@ def predict(
     """Classify images with a run's model: the class of each image, and how probable it is.
 
     An image that is unlike those seen in training is marked as unusual. A file that cannot be read
-    is named, and the others are classified; the exit status is 1 then.
+    is reported, and the others are classified; the exit status is then 1.
 
     Some methods also know a mean training confidence of each class. It is printed once per class,
     because it says nothing about a single image.
@@ -289,8 +289,8 @@ def export(
         str | None,
         typer.Option(
             "--to",
-            help="onnx, torch (a program for torch.export) or safetensors; by default as the name "
-            "of --out says, or onnx.",
+            help="onnx, torch (a program for torch.export) or safetensors; by default from the "
+            "name of --out, or onnx.",
         ),
     ] = None,
     out: Annotated[
@@ -307,8 +307,8 @@ def export(
 ) -> None:
     """Write a run's model into one file that takes images and gives probabilities.
 
-    The normalisation of pixels, anchors, the names of the classes and the calibration of the
-    probabilities are inside. A model card is written beside it.
+    The file includes the normalisation of pixels, anchors, class names and the calibration of the
+    probabilities. A model card is written beside it.
     """
     load_torch()
     from cafedcl import api
@@ -322,4 +322,4 @@ def export(
     print(printable(f"written: {file} ({size:.1f} MB), {card}"))
     usual = file.with_suffix(".md")
     if card != usual:
-        print(printable(f"{usual} was not replaced: it was edited, or is no model card"))
+        print(printable(f"{usual} was not replaced: it was edited, or is not a model card"))

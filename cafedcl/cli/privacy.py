@@ -72,9 +72,9 @@ def image_shape(text: str) -> tuple[int, int, int]:
 
 
 def data_sizes(config: Path | None) -> tuple[int, tuple[int, int, int]]:
-    """Return the number of classes and the image shape of the run that a config file is of.
+    """Return the number of classes and the image shape of the run that a config file belongs to.
 
-    The config of a deployment says neither: only sites have the images.
+    The config of a deployment has neither: only sites have the images.
     """
     from cafedcl.federation.run_folder import CONFIG, DATA, RunFolder
 

@@ -29,7 +29,7 @@ TABLE_FILE = "table.md"
 USUAL = "fedavg"
 """The method whose run is measured, if it is among those of a setting."""
 LONG = 200
-"""Rounds from which a study is measured beforehand, even if nobody asks."""
+"""Rounds from which a study is measured beforehand, even without being asked."""
 
 
 @with_flags("data_dir")
@@ -181,7 +181,7 @@ def reproduce(
 
 
 def unfinished(todo: "Mapping[str, Sequence[RunSpec]]") -> "dict[str, list[RunSpec]]":
-    """Return the runs of every setting that are not finished; the one to measure comes first."""
+    """Return the unfinished runs of every setting; the one to measure comes first."""
     left = {name: [job for job in its if not job.finished] for name, its in todo.items()}
     return {
         name: sorted(jobs, key=lambda job: job.code[-1] != USUAL)
@@ -198,7 +198,7 @@ def is_long(left: "Mapping[str, Sequence[RunSpec]]") -> bool:
 def measured(
     left: "Mapping[str, Sequence[RunSpec]]", means: "Means", budget: float | None
 ) -> "Costs":
-    """Measure what unfinished runs cost, by a short run for every setting, and print it."""
+    """Measure what unfinished runs cost, with a short run for every setting, and print it."""
     from cafedcl.compare.cost import MEASURED_ROUNDS, Costs, measure
     from cafedcl.compare.pool import run_all
     from cafedcl.compare.run import scheduled

@@ -99,7 +99,7 @@ def resume(
     with unchanged_if_refused(folder):
         if changes:
             change_config(folder, changes)
-        # What another accountant or budget allows is known only to the run itself.
+        # Only the run itself knows what another accountant or budget allows.
         counts_anew = any(change.startswith("privacy.") for change in changes)
         config = folder.config()
         if not counts_anew and folder.is_finished(config.federation.rounds):

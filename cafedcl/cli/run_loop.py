@@ -24,10 +24,10 @@ def execute(arguments: list[str]) -> int:
 
 
 def free_memory() -> None:
-    """Give back what a run has left behind, so that it does not add up, nor reach the next run."""
+    """Free what a run has left behind, so that it neither adds up nor affects the next run."""
     import torch
 
-    # Captured graphs refer to themselves, so they go only with the garbage collector.
+    # Captured graphs refer to themselves, so only the garbage collector frees them.
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
@@ -37,8 +37,8 @@ def free_memory() -> None:
 def forget_compiled_code() -> None:
     """Forget all compiled code if there is so much of it that the next run might not be compiled.
 
-    The next runs share code with earlier ones. But PyTorch compiles a function for a limited number
-    of shapes and options, and after that runs it uncompiled.
+    Later runs share code with earlier ones. But PyTorch compiles a function only for a limited
+    number of shapes and options, and then runs it uncompiled.
     """
     utils = sys.modules.get("torch._dynamo.utils")
     if utils is None:
@@ -53,8 +53,8 @@ def forget_compiled_code() -> None:
 
 
 def import_for_all_runs() -> None:
-    """Import what every run needs and keep it from the garbage collector, which would look through
-    it after each run. That takes as long as a short run.
+    """Import what every run needs and hide it from the garbage collector, which would scan it after
+    each run. That takes as long as a short run.
     """
     import_module("cafedcl.api")
     gc.freeze()

@@ -33,9 +33,9 @@ def warn(message: str) -> None:
 def warn_of_presets(
     config: Path | None, methods: Iterable[str], flags: Flags, settings: Iterable[str]
 ) -> None:
-    """Warn of presets of which a config file that names another method replaces options.
+    """Warn if a config file that names another method replaces options of a preset.
 
-    What flags and ``--set`` say was asked for.
+    Options set by flags and ``--set`` are intended.
     """
     from cafedcl.config.flags import set_flags
     from cafedcl.config.format import read_config
@@ -69,8 +69,8 @@ def warn_of_presets(
 def load_torch(silent: bool = False) -> None:
     """Import PyTorch, which can take seconds, and say so meanwhile unless ``silent``.
 
-    Ctrl-C waits until it is there. PyTorch imports numpy in a way that swallows an interrupt and
-    leaves numpy incomplete, which fails much later.
+    Ctrl-C is delayed until it is imported. PyTorch imports numpy in a way that swallows an
+    interrupt and leaves numpy incomplete, which fails much later.
     """
     asked: list[bool] = []
     with (
@@ -98,7 +98,7 @@ def _print_result(finished: "Run", path: Path) -> None:
     from cafedcl.terminal.overview import overview
 
     config = finished.config
-    # Whoever resumes a run is warned then if this is damaged.
+    # If this is damaged, resuming the run warns about it.
     about = RunFolder(path).described(lambda _: None)
     trust = trust_words(
         short_attack(asdict(config.attack)),
@@ -148,7 +148,7 @@ def watching(quiet: bool, as_json: bool) -> "Iterator[list[Callback]]":
 def resumable(path: Path, resumed: bool = False) -> Iterator[None]:
     """Print what is saved, and how to resume, when Ctrl-C or another signal stops a run.
 
-    ``resumed`` is whether the folder holds this run already.
+    ``resumed`` is whether the folder already holds this run.
     """
     from cafedcl.federation.run_folder import RunFolder
 
@@ -165,7 +165,7 @@ def resumable(path: Path, resumed: bool = False) -> Iterator[None]:
 
 
 def what_is_saved(folder: "RunFolder") -> str:
-    """Return what an interrupted run has left in its folder, and how to go on."""
+    """Return what an interrupted run has saved in its folder, and how to resume it."""
     if not folder.begun:
         return "the run had not begun, nothing is saved"
     done = len(folder.metrics_file.read().lines)
@@ -177,8 +177,8 @@ def what_is_saved(folder: "RunFolder") -> str:
 def folder_for(out: Path | None, name: str) -> Iterator[Path]:
     """Yield the folder to write to: the given one, or else a new one under runs/.
 
-    A new one is made at once, so that two commands that start together do not take the same. It is
-    removed if nothing was written into it.
+    A new folder is created at once, so that two commands that start together do not use the same
+    one. It is removed if nothing was written into it.
     """
     if out is not None:
         yield out

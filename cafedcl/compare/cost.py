@@ -1,4 +1,4 @@
-"""What the runs of a study cost on this device: measured by short runs, corrected by whole ones."""
+"""The cost of a study's runs on this device: measured by short runs, corrected by whole ones."""
 
 import math
 import re
@@ -41,9 +41,9 @@ class RunCost:
 
     @classmethod
     def of(cls, lines: Sequence[MetricsLine], seconds: float, epochs: int) -> "RunCost":
-        """Return the cost by the rounds of a short run, which has one epoch instead of ``epochs``.
+        """Return the cost from the rounds of a short run, with one epoch instead of ``epochs``.
 
-        ``seconds`` is what the whole short run took.
+        ``seconds`` is the duration of the whole short run.
         """
         spent = [line["seconds"] for line in lines]
         measured = spent[1]
@@ -83,7 +83,7 @@ def short_run(job: RunSpec, folder: Path, number: int) -> RunSpec:
 def measure(
     groups: Sequence[Sequence[RunSpec]], run: Callable[[list[RunSpec]], list[RunOutcome]]
 ) -> "Costs":
-    """Measure one run of every group, whose runs cost about the same, by executing a short one."""
+    """Measure every group of runs, which cost about the same, by executing a short run."""
     with tempfile.TemporaryDirectory(prefix="cafedcl-") as folder:
         short = [short_run(group[0], Path(folder), number) for number, group in enumerate(groups)]
         outcomes = {outcome.job.folder: outcome for outcome in run(short)}
@@ -99,7 +99,7 @@ def measure(
 
 
 class Costs:
-    """Estimates of what runs cost. What finished runs took corrects those of the same method."""
+    """Estimates of what runs cost; finished runs correct the estimates of their method."""
 
     def __init__(self, measured: Mapping[Path, float], deadline: float = math.inf) -> None:
         self.measured = measured
@@ -107,7 +107,7 @@ class Costs:
         self.deadline = deadline
         """The moment at which all runs must have ended, by `time.monotonic`."""
         self.ratios: dict[str, list[float]] = {}
-        """By method: what its finished runs took, over what was measured."""
+        """By method: the time of its finished runs divided by their measured cost."""
 
     def learn(self, outcome: RunOutcome) -> None:
         """Correct the estimates by a run that was executed from beginning to end."""
@@ -122,7 +122,7 @@ class Costs:
         return self.measured[job.folder] * (fmean(known) if known else 1.0)
 
     def total(self, jobs: Sequence[RunSpec], slots: int) -> float:
-        """Return the estimate for several runs, as many at a time as there are slots."""
+        """Return the estimate for several runs that share the given number of slots."""
         return sum(self.seconds(job) for job in jobs) / slots
 
     def fits(self, job: RunSpec) -> bool:

@@ -18,12 +18,12 @@ from cafedcl.core.errors import CafedclError
 from cafedcl.core.imports import LOG_ENCODING, optional, python_command
 
 QUEUES_OF_MANY = "8"
-"""Hardware queues for each of the runs that share a GPU. By default every process asks for all of
-them, and a dozen processes would ask for more than there are.
+"""Hardware queues for each of the runs that share a GPU. By default every process requests all of
+them, and a dozen processes would request more than exist.
 """
 COMPILERS = "TORCHINDUCTOR_COMPILE_THREADS"
-"""The variable that says how many kernels PyTorch compiles at a time. By default every process
-compiles on all cores, and a dozen processes would be in each other's way.
+"""The variable that sets how many kernels PyTorch compiles at a time. By default every process
+compiles on all cores, and a dozen processes would slow each other down.
 """
 
 
@@ -60,8 +60,8 @@ def choose_launcher(
 def device_share(device: str, jobs: int = 1, processes: int = 1) -> DeviceShare:
     """Return a share of a device, which ``jobs`` runs use at the same time.
 
-    ``processes`` is how many runs there are at a time on all devices of the machine. A run sees
-    only its own GPU, as ``cuda``: so it can be resumed on another one later.
+    ``processes`` is the number of simultaneous runs on all devices of the machine. A run sees only
+    its own GPU, as ``cuda``, so it can be resumed on another one later.
     """
     import torch
 
@@ -93,7 +93,7 @@ def device_share(device: str, jobs: int = 1, processes: int = 1) -> DeviceShare:
 def shared(jobs: int, processes: int) -> dict[str, str]:
     """Return the environment of runs that share a GPU, or the cores that compile for several.
 
-    What the user has set stays as it is.
+    Variables that the user has set are kept.
     """
     wanted = {}
     if jobs > 1:

@@ -1,4 +1,4 @@
-"""Runs of a study that were made elsewhere: in another folder, or known by a results file."""
+"""Runs of a study that were made elsewhere: in another folder, or listed in a results file."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -52,7 +52,7 @@ def done_elsewhere(
 
 
 def check_same_options(jobs: Iterable[RunSpec], known: Mapping[Path, Member]) -> None:
-    """Raise an error if a run from elsewhere has other options than the planned one."""
+    """Raise an error if a run from elsewhere and the planned one differ in their options."""
     for job in jobs:
         if job.folder not in known:
             continue

@@ -1,4 +1,4 @@
-"""Held-out images: what options are chosen by, so that the test set is not used."""
+"""Held-out images, by which options are chosen so that the test set is not used."""
 
 import io
 from collections.abc import Iterable

@@ -16,7 +16,7 @@ from cafedcl.federation.run_folder import RunFolder
 from cafedcl.task.resolve import resolve
 
 METHOD_SECTIONS = ("train.", "server.", "method.", "augment.")
-"""Sections whose options a preset has, and which a study may give to single methods."""
+"""Sections whose options a preset may set, and a study may set for single methods."""
 COMPARED = (
     *METHOD_SECTIONS,
     "split.",
@@ -28,11 +28,11 @@ COMPARED = (
     "attack.",
     "defence.",
 )
-"""Options in which runs of one row of a table must not differ."""
+"""Options in which the runs of one table row must not differ."""
 COMPILED = ("method", "model", "augment", "train")
 """Sections whose options are constants in compiled code."""
 RATES = ("lr", "schedule", "lr_decay", "lr_decay_in_round", "warmup", "epochs")
-"""Options of training that are no constants there: the learning rate of a step is in a table."""
+"""Options of training that are not constants there: a table holds each step's learning rate."""
 LOG_FOLDER = "logs"
 """The folder, next to the runs, for the standard error of each run."""
 
@@ -46,13 +46,13 @@ class RunSpec:
     arguments: tuple[str, ...]
     rounds: int
     code: tuple[str, ...] = ()
-    """Data, model and method: runs that agree in them can share most of the compiled code."""
+    """Data, model and method: runs with the same ones can share most of the compiled code."""
     constants: str = field(default="", repr=False)
-    """The options that are constants in it: runs that agree in them, too, share all of it."""
+    """The options that are constants in the code: runs with the same ones share all of it."""
     alike: int = 1
-    """How many runs of the plan share it."""
+    """How many runs of the plan share the compiled code."""
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False, repr=False)
-    """The config that the arguments stand for."""
+    """The config that the arguments give."""
 
     @classmethod
     def of(cls, out: Path, place: str, tables: Mapping[str, Mapping[str, Any]]) -> "RunSpec":
@@ -84,7 +84,7 @@ class RunSpec:
 
     @property
     def compiled(self) -> tuple[str, ...]:
-        """What a process has compiled after this run: another run with the same needs no more."""
+        """The code that a process has compiled after this run; runs with the same need no more."""
         return (*self.code, self.constants)
 
     @property
@@ -113,16 +113,16 @@ class RunSpec:
         return RunFolder(self.folder).is_finished(self.rounds)
 
     def check(self) -> None:
-        """Raise CafedclError if the run that is there has other options than the planned one.
+        """Raise CafedclError if the existing run's options differ from those of the planned one.
 
-        A preset may have other values since it was made, or the file of a study.
+        A preset, or the file of a study, may have changed since the run was made.
         """
         if not self.begun:
             return
         try:
             made = flattened(RunFolder(self.folder).config().to_plain())
         except CafedclError:
-            # The run itself says what is wrong with its folder, and the others go on.
+            # The run itself reports what is wrong with its folder, and the others continue.
             return
         difference = other_option(self.tables, made)
         if difference:
@@ -146,7 +146,7 @@ def other_option(tables: Mapping[str, Mapping[str, Any]], made: Mapping[str, Any
     planned = flattened(resolve(tables).to_plain())
     for name, value in planned.items():
         found = made.get(name, value)
-        # What is chosen when a run starts is not known before.
+        # Options that are chosen when a run starts are not known before.
         is_known = "auto" not in (value, found)
         if name.startswith(COMPARED) and is_known and found != value:
             return f"{name} = {to_toml(found)}, which is {to_toml(value)}"
@@ -190,7 +190,7 @@ class DeviceShare:
     device: str
     variables: dict[str, str] = field(default_factory=dict)
     number: int = 0
-    """Tells the shares of one device apart; each has a process of its own."""
+    """Distinguishes the shares of one device; each has its own process."""
 
 
 class Handle(Protocol):
@@ -215,4 +215,4 @@ class Launcher(Protocol):
         """Start a run."""
 
     def close(self) -> None:
-        """End what was started for more runs than one."""
+        """End what was started for several runs."""

@@ -13,13 +13,13 @@ from pathlib import Path
 from cafedcl.core.environment import cores
 
 CONTROL = "nvidia-cuda-mps-control"
-"""The program that starts the service, and that it is controlled with."""
+"""The program that starts and controls the service."""
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 """The environment variable by which processes find the service."""
 LOGS = "CUDA_MPS_LOG_DIRECTORY"
 MEMORY = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
-"""The command that prints the memory of every GPU in MiB. PyTorch could tell it, too, but would
-open the GPU in a process that only starts runs.
+"""The command that prints the memory of every GPU in MiB. PyTorch could do so too, but would open
+the GPU in a process that only starts runs.
 """
 MOST_RUNS = 5
 """The most runs that share a GPU by default."""
@@ -39,7 +39,7 @@ def is_available() -> bool:
 
 
 class MultiProcessService:
-    """The service for the processes of one study. Where it cannot be had, nothing changes."""
+    """The service for the processes of one study. Where it is unavailable, nothing changes."""
 
     def __init__(self) -> None:
         self.folder: Path | None = None
@@ -61,7 +61,7 @@ class MultiProcessService:
         self.folder = Path(tempfile.mkdtemp(prefix="cafedcl-mps-"))
         try:
             self._call("-d")
-            # A server that cannot start would fail every run; so start one now, and ask for it.
+            # A server that cannot start would fail every run; so start one now and look for it.
             self._call(orders=f"start_server -uid {os.getuid()}\n")
             servers = self._call(orders="get_server_list\n").split()
         except (OSError, subprocess.SubprocessError):
@@ -71,7 +71,7 @@ class MultiProcessService:
         return bool(servers)
 
     def stop(self) -> None:
-        """End the service; no process uses it any more."""
+        """End the service, which no process uses any more."""
         if self.folder is None:
             return
         with suppress(OSError, subprocess.SubprocessError):
@@ -82,7 +82,7 @@ class MultiProcessService:
     def _call(self, *arguments: str, orders: str = "") -> str:
         """Call the control program, and return what it prints."""
         environment = {**os.environ, **self.variables}
-        # The service sees all GPUs, so that a run's number of a GPU means the same to both.
+        # The service must see all GPUs, so that it numbers them as runs do.
         environment.pop("CUDA_VISIBLE_DEVICES", None)
         done = subprocess.run(
             [CONTROL, *arguments],
@@ -93,14 +93,14 @@ class MultiProcessService:
             text=True,
             timeout=ANSWER_SECONDS,
             check=True,
-            # Ctrl-C in the terminal is for the study, which ends the service itself.
+            # Ctrl-C in the terminal is meant for the study, which ends the service itself.
             start_new_session=True,
         )
         return done.stdout
 
 
 def runs_per_gpu() -> int:
-    """Return how many runs may share a GPU, if there is a service for it and the user does not say.
+    """Return how many runs share a GPU by default, if the service is available.
 
     The GPU with the least memory decides.
     """

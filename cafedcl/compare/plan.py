@@ -204,7 +204,7 @@ def refuse_seed(chosen: Mapping[str, Any]) -> None:
 
 
 def first_seed_of(tables: Mapping[str, Any], given: int | None) -> int:
-    """Return the first seed: the one that is asked for, or else that of a config file."""
+    """Return the first seed: the given one, or else that of a config file."""
     if given is not None:
         return given
     seed: int = read_options(SECTIONS["run"], checked_tables(tables).get("run", {}), "run").seed
@@ -318,7 +318,7 @@ def planned(
                 f"`{resume_command(command, there, out)}`, or choose another --out"
                 f"{how_to_add(there, plan, out) if file == Comparison.FILE else ''}"
             )
-    # A lock file alone is left behind by a command that stopped before it wrote its plan.
+    # A command that stopped before it wrote its plan leaves only a lock file behind.
     elif out.exists() and not (
         out.is_dir() and not any(child.name != "lock" for child in out.iterdir())
     ):

@@ -39,7 +39,7 @@ class Tail:
     def read(self) -> None:
         """Read what was written since the last call; a file that has shrunk is read again."""
         try:
-            # A resumed run goes back to its checkpoint and cuts the rounds after it off.
+            # A resumed run returns to its checkpoint and removes the rounds after it.
             if self.path.stat().st_size < self.offset:
                 self.offset = 0
                 self.rounds = 0
@@ -55,7 +55,7 @@ class Tail:
             try:
                 line = parse_line(text, self.rounds)
             except ValueError:
-                # Progress ignores a damaged line; the run itself says what is wrong.
+                # Progress ignores a damaged line; the run itself reports what is wrong.
                 continue
             self.rounds += 1
             if line["server"] or line["own"]:
@@ -117,7 +117,7 @@ class Pool:
         self.slots = list(launcher.slots)
         self.running: list[Running] = []
         self.compiled: dict[int, set[tuple[str, ...]]] = {slot.number: set() for slot in self.slots}
-        """The code that the process of each slot has compiled."""
+        """The code that each slot's process has compiled."""
         self.interrupted = False
         self.finishing = False
 
@@ -128,9 +128,9 @@ class Pool:
 
     def choose(self, waiting: Iterable[RunSpec]) -> RunSpec | None:
         """Return the run to start next: the first, or on a GPU a run of the same seed for which the
-        process has compiled the code already, or else one whose code no process has compiled.
+        process has already compiled the code, or else one whose code no process has compiled.
 
-        So most code is compiled by one process only, and by the others not again.
+        So most code is compiled by only one process.
         """
         runs = iter(waiting)
         first = next(runs, None)
@@ -163,7 +163,7 @@ class Pool:
     def wait(self) -> list[RunOutcome]:
         """Wait a moment, and return the runs that have ended.
 
-        Raises KeyboardInterrupt if an interrupt has been noted meanwhile.
+        Raises KeyboardInterrupt if there was an interrupt meanwhile.
         """
         time.sleep(POLL)
         outcomes = []
@@ -189,7 +189,7 @@ class Pool:
         # round, and a status of 0 does not mean that all rounds are there.
         if one.job.finished:
             return failed_if_untrained(ended)
-        # The process has ended with its run, and what it has compiled with it.
+        # The process and its compiled code have ended with its run.
         self.compiled[one.slot.number].clear()
         if one.stopping:
             return replace(ended, status="stopped")
@@ -249,7 +249,7 @@ class Allowance(Protocol):
         """Return whether a run may start now."""
 
     def learn(self, outcome: RunOutcome) -> None:
-        """Take note of a run that has ended."""
+        """Record a run that has ended."""
 
 
 def run_all(
@@ -257,7 +257,7 @@ def run_all(
 ) -> list[RunOutcome]:
     """Execute all unfinished runs, and return all outcomes in the order of their end.
 
-    With an allowance, a run that does not fit is passed over, and has no outcome if it never fits.
+    With an allowance, a run that does not fit is skipped, and has no outcome if it never fits.
     """
     outcomes: list[RunOutcome] = []
     waiting: deque[RunSpec] = deque()
@@ -278,7 +278,7 @@ def run_all(
             waiting.remove(chosen)
             pool.start(chosen)
         if not pool.running:
-            # Time only runs out: what does not fit now never will.
+            # The time left only shrinks: what does not fit now never will.
             break
         ended = pool.wait()
         outcomes += ended
@@ -305,10 +305,11 @@ def failed_if_untrained(outcome: RunOutcome) -> RunOutcome:
 
 @contextmanager
 def polite(pool: Pool) -> Iterator[None]:
-    """Run a block in which a first Ctrl-C or its like stops all runs, and a second one kills them.
+    """Run a block in which a first stop signal, such as Ctrl-C, stops all runs, and a second one
+    kills them.
 
-    The first one is only noted; `Pool.wait` raises it as KeyboardInterrupt. Raised at once, it
-    could hit while a run is being started, and nobody would stop that run.
+    The first one is only recorded; `Pool.wait` raises it as KeyboardInterrupt. If it were raised at
+    once, it could hit while a run is being started, and nothing would stop that run.
     """
 
     def stop() -> None:
@@ -323,5 +324,5 @@ def polite(pool: Pool) -> Iterator[None]:
             try:
                 pool.finish()
             finally:
-                # Also if a second interrupt ends the wait: the service of a GPU would stay behind.
+                # Even if a second interrupt ends the wait, or a GPU's service would stay behind.
                 pool.launcher.close()

@@ -1,8 +1,7 @@
-"""The processes of runs on this machine. They live on and take one run after another.
+"""The processes of runs on this machine, which are reused for one run after another.
 
-So a study pays once for importing PyTorch and for starting the GPU. A process executes one run at a
-time, and a run that fails or is stopped takes its process with it: the next run starts in a new
-one.
+So a study pays only once for importing PyTorch and for starting the GPU. A process executes one run
+at a time, and ends with a run that fails or is stopped: the next run starts in a new process.
 """
 
 import json
@@ -24,7 +23,7 @@ PROGRAM = python_command("cafedcl.cli.run_loop")
 
 
 class LocalLauncher:
-    """Launches runs on this machine, in processes that live on.
+    """Launches runs on this machine, in processes that are reused.
 
     Ctrl-C in the terminal does not reach them: the pool stops them itself, once.
     """
@@ -51,7 +50,7 @@ class LocalLauncher:
 
     def close(self) -> None:
         """End all idle processes."""
-        # All at the same time: each takes seconds to give back what it has on a GPU.
+        # All at the same time: each takes seconds to release a GPU.
         for process in self.idle:
             process.dismiss()
         while self.idle:
@@ -70,7 +69,7 @@ class RunProcess:
                 PROGRAM,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                # What goes wrong before the first run begins is in the log of that run.
+                # Errors before the first run begins go to the log of that run.
                 stderr=errors,
                 env={**os.environ, **LOG_ENCODING, **slot.variables},
                 # A session of its own: Ctrl-C in the terminal reaches only the parent, which asks
@@ -80,20 +79,20 @@ class RunProcess:
 
     @property
     def orders(self) -> IO[bytes]:
-        """The pipe on which the process is told what to run."""
+        """The pipe on which the process receives its runs."""
         assert self.process.stdin is not None
         return self.process.stdin
 
     @property
     def answers(self) -> IO[bytes]:
-        """The pipe on which the process tells the exit status of each run."""
+        """The pipe on which the process reports the exit status of each run."""
         assert self.process.stdout is not None
         return self.process.stdout
 
     def begin(self, arguments: list[str], log: Path) -> None:
         """Tell the process to execute a run."""
         order = {"arguments": arguments, "log": str(log.resolve())}
-        # If the process has died, `status` finds that out.
+        # If the process has died, `status` notices.
         with suppress(BrokenPipeError):
             self.orders.write(json.dumps(order).encode() + b"\n")
             self.orders.flush()
@@ -110,7 +109,7 @@ class RunProcess:
         return self.process.wait()
 
     def dismiss(self) -> None:
-        """Tell the process, which has no run now, that none follows."""
+        """Tell the idle process that no more runs follow."""
         # It may have died by itself.
         with suppress(BrokenPipeError):
             self.orders.close()
@@ -144,8 +143,8 @@ class LocalRun:
             if self.status == 0 and not self.stopped:
                 self.idle.append(self.process)
             elif self.status is not None:
-                # Whatever has gone wrong must not reach the next run; and a process that was asked
-                # to stop may get the signal only now.
+                # Whatever has gone wrong must not affect the next run; and a process that was asked
+                # to stop may receive the signal only now.
                 self.process.end()
         return self.status
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ARGUMENTS = {"range": "ranges", "choice": "choices", "set": "settings"}
-"""The arguments whose flags have other names."""
+"""Arguments whose names differ from their flags."""
 
 
 NAMES = ("data", "split", "method", "worst_class_name")
@@ -112,9 +112,9 @@ def compare(
 ) -> ComparisonResult:
     """Train several methods on several data sets and splits with several seeds.
 
-    ``table`` of the result has the scores, and ``tests`` says which differences are significant.
-    Each run has a folder of its own in ``out``; runs that are finished are not repeated. With
-    ``quiet=False`` progress is printed.
+    ``table`` of the result has the scores, and ``tests`` shows which differences are significant.
+    Each run has its own folder in ``out``; finished runs are not repeated. With ``quiet=False``
+    progress is printed.
     """
     named = words_of([methods] if isinstance(methods, str) else methods)
     if not named:
@@ -164,9 +164,9 @@ def sweep(
     A grid is ``grid={"train.lr": [0.03, 0.1]}``. A search is ``tune=40`` trials with
     ``ranges={"train.lr": (0.01, 0.3, "log")}`` or ``choices={"method.geo": ["batch", "cross"]}``.
 
-    ``on="validation"`` scores on training images that are held out, and ``on="test"`` on the test
-    set; a grid does the latter by default, a search the former. ``best`` of the result holds
-    settings for `cafedcl.run`. Runs that are finished are not repeated.
+    ``on="validation"`` scores on held-out training images, the default for a search, and
+    ``on="test"`` on the test set, the default for a grid. ``best`` of the result holds settings for
+    `cafedcl.run`. Finished runs are not repeated.
     """
     flags: Flags = {
         "method": method,
@@ -223,13 +223,13 @@ def whole_number(name: str, value: Any) -> int:
 def values_by_name(argument: str, given: Mapping[str, Sequence[Any]] | None) -> dict[str, Any]:
     """Return the values of every option that a grid or a search varies."""
     if given is not None and not isinstance(given, Mapping):
-        raise CafedclError(f"{argument} = {given!r}: expected is {{'train.lr': [0.03, 0.1]}}")
+        raise CafedclError(f"{argument} = {given!r}: expected {{'train.lr': [0.03, 0.1]}}")
     found = {}
     for name, values in (given or {}).items():
         check_name(argument, name)
         if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
             raise CafedclError(f"{argument}: {name}: a list of values is expected, not {values!r}")
-        # NumPy's numbers are no numbers of a config, nor of Optuna's database.
+        # Neither a config nor Optuna's database can hold NumPy's numbers.
         found[name] = [value.item() if isinstance(value, np.generic) else value for value in values]
     return found
 
@@ -237,7 +237,7 @@ def values_by_name(argument: str, given: Mapping[str, Sequence[Any]] | None) -> 
 def ranges_by_name(given: Mapping[str, str | tuple[Any, ...]] | None) -> dict[str, str]:
     """Return the ranges of a search as the command line writes them, ``low..high:log``."""
     if given is not None and not isinstance(given, Mapping):
-        raise CafedclError(f"ranges = {given!r}: expected is {{'train.lr': (0.01, 0.3, 'log')}}")
+        raise CafedclError(f"ranges = {given!r}: expected {{'train.lr': (0.01, 0.3, 'log')}}")
     found = {}
     for name, bounds in (given or {}).items():
         check_name("ranges", name)
@@ -255,7 +255,7 @@ def ranges_by_name(given: Mapping[str, str | tuple[Any, ...]] | None) -> dict[st
 
 @contextmanager
 def in_python_words() -> Iterator[None]:
-    """Let errors about a plan name arguments of Python instead of flags."""
+    """Make errors about a plan name Python arguments instead of flags."""
     try:
         yield
     except CafedclError as error:

@@ -24,14 +24,14 @@ DIGITS = 6
 NOT_LISTED = (
     "run.", "data.", "engine.", "store.", "method.name", "augment.name", "federation.rounds",
 )  # fmt: skip
-"""Prefixes of options that have fields of their own, or that change no result."""
+"""Prefixes of options that have their own fields, or that change no result."""
 SCORED_PARTS = ("server", "own")
 """The parts of a line of metrics that have scores."""
 PLACE = ("python", "packages", "platform", "machine", "device", "device_name", "commit")
 """The fields of environment.json that are kept."""
 WHERE = "environment"
 STORED = ("failed_visits", "skipped_rounds", "imbalance")
-"""What a row says of the whole run; rows of earlier versions may lack it."""
+"""The fields of a row about the whole run; rows of earlier versions may lack them."""
 
 ResultRow = dict[str, Any]
 Key = tuple[str, str, str, int]
@@ -126,7 +126,7 @@ def result_row_of(run: RunSummary, changed: Mapping[str, Any]) -> ResultRow:
 
 
 def curve_of(run: RunSummary, protocol: str) -> list[tuple[int, Any]]:
-    """Return the accuracy after every scored round, with how many rounds there were until then."""
+    """Return the accuracy after every scored round, with the number of rounds until then."""
     return [
         (int(line["round"]) + 1, rounded_score(run.value(line, protocol, "accuracy")))
         for line in run.scored(protocol)
@@ -156,15 +156,15 @@ def departures(run: RunSummary) -> dict[str, Any]:
 def settings_of(tables: Mapping[str, Any]) -> dict[str, Any]:
     """Return all options of a run of a study, by name."""
     config = resolve(tables)
-    # In a study, clients have no data that only they may see.
+    # In a study, clients have no private data.
     return flat(replace(config, release=config.release.settled(own_data=False)).to_plain())
 
 
 def read_results(path: Path, name: str, study: Study, scale: str) -> list[Member]:
     """Return the runs of a results file of the same scale.
 
-    A file of another study is read too. Of its runs, those are returned that this study also has:
-    the same setting, data, split and method, and no options of that study's own for the method.
+    A file of another study is read too. Only those of its runs are returned that this study also
+    has: with the same setting, data, split and method, and without that study's own options.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -224,8 +224,8 @@ def member_of(
     """Return the run of a line of a results file; it consists of its last round only.
 
     ``version`` is that of run folders when it was written: a preset may have changed since.
-    ``scale`` are the options of the file's scale. Those of the data are in no line, and with other
-    images a run would have another setting.
+    ``scale`` are the options of the file's scale. Lines do not have the options of the data, and
+    with other images a run would have another setting.
     """
     record = dict(record)
     environment = {**place, **record.pop(WHERE, {})}
@@ -262,7 +262,7 @@ def member_of(
 
 
 def data_options(scale: Mapping[str, Any], settings: Iterable[str]) -> dict[str, Any]:
-    """Return the options of the data of a scale and of `--set`, but for where the files are."""
+    """Return the options of the data of a scale and of `--set`, except where the files are."""
     given = dict(map(name_and_value, settings))
     options = {**scale, **{name: parse_value(value) for name, value in given.items()}}
     return {
@@ -334,13 +334,13 @@ def results_of(
 
 
 def most_common(places: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the environment that most runs share; of several such, the first."""
+    """Return the environment that most runs share; if several tie, the first."""
     written = Counter(json.dumps(place) for place in places)
     return json.loads(written.most_common(1)[0][0]) if written else {}
 
 
 def narrowed(records: Sequence[ResultRow], study: Study, size: StudyScale) -> list[str]:
-    """Return the options of `cafedcl reproduce` that select these runs out of the whole study."""
+    """Return the options of `cafedcl reproduce` that select these runs of the study."""
     words = ["--seeds", str(max((record["seed"] for record in records), default=0) + 1)]
     for option, key, whole in (
         ("--only", "setting", [one.name for one in study.at(size).settings]),
@@ -377,9 +377,9 @@ def by_setting(records: Sequence[ResultRow]) -> Iterator[tuple[str, list[ResultR
 def settings_with_shared_seeds(
     records: Sequence[ResultRow],
 ) -> Iterator[tuple[str, list[ResultRow]]]:
-    """Yield the settings with their runs of those seeds that all their methods have.
+    """Yield the settings with their runs of the seeds that all their methods have.
 
-    With other seeds as well, methods would be compared by means over different splits.
+    Otherwise methods would be compared by means over different splits.
     """
     for setting, mine in by_setting(records):
         seeds = shared_seeds(mine)

@@ -203,7 +203,7 @@ def fetch_data(tables: Sequence[Tables]) -> None:
 
 
 def check_splits(plan: Comparison) -> None:
-    """Load every data set once, and refuse a split that it does not allow."""
+    """Load every data set once, and refuse splits that it does not allow."""
     from cafedcl.task.build import load_data, settle_split
 
     for name in plan.data:
@@ -271,7 +271,7 @@ def write_best(result: SweepResult, out: Path, silent: bool) -> None:
 def best_toml(result: SweepResult) -> str:
     """Return the best point as a config for `cafedcl run`, with its score as a comment.
 
-    Its format says what a preset means in it, should the preset change.
+    Its format number tells what a preset means in it, in case the preset changes.
     """
     plan = result.plan
     chosen = ", ".join(f"{name} = {to_toml(value)}" for name, value in result.best.items())

@@ -6,14 +6,14 @@ import sys
 from collections.abc import Callable
 
 Execute = Callable[[list[str]], int]
-"""Executes the run of some arguments, and returns its exit status."""
+"""Executes a run with the given arguments, and returns its exit status."""
 
 
 def take_runs(execute: Execute) -> None:
-    """Execute the runs that standard input names, one line of JSON each, until it is closed.
+    """Execute the runs that standard input lists, one line of JSON each, until it is closed.
 
-    The exit status of each run is a line on standard output. Meanwhile neither is the run's own: it
-    reads nothing, prints nowhere, and its standard error goes to its log.
+    The exit status of each run is a line on standard output. The run itself uses neither stream: it
+    reads nothing, prints nothing, and its standard error goes to its log.
     """
     orders = os.fdopen(os.dup(0), "r", encoding="utf-8")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")

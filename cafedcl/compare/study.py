@@ -1,4 +1,4 @@
-"""Studies: tables and figures of the paper as files of settings × methods, at several scales."""
+"""Studies: tables and figures of the paper, as files of settings × methods at several scales."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -78,7 +78,7 @@ class Study:
                 yield from plan.jobs(place)
 
     def points(self, out: Path, setting: StudySetting) -> Iterator[tuple[dict[str, Any], Path]]:
-        """Yield the changed option of each point, at first none, and the folder of its runs."""
+        """Yield each point's changed option, none for the first, and the folder of its runs."""
         for point in ({}, *self.changes()):
             words = ",".join(
                 f"{name.partition('.')[2]}={to_toml(value)}" for name, value in point.items()
@@ -122,7 +122,7 @@ class Study:
     def _plans(
         self, setting: StudySetting, seeds: int, point: Mapping[str, Any], overrides: Sequence[str]
     ) -> Iterator[Comparison]:
-        """Yield one plan for all methods without options of their own, then one for each other."""
+        """Yield one plan for all methods without their own options, then one for each other."""
         shared = tuple(name for name in self.methods if name not in self.each)
         groups: list[tuple[str, ...]] = [(name,) for name in self.methods if name in self.each]
         if shared:

@@ -47,7 +47,7 @@ SWEEP_SCORES = (
 ALL_WEIGHTS = ".*"
 """`Method.personal` of methods whose weights all stay with their client."""
 LOWER_IS_BETTER = ("_std", ".ece", "_ece")
-"""How the names of such scores end."""
+"""Suffixes of the names of such scores."""
 
 Point = dict[str, Any]
 """Values of the swept options, by flat names."""
@@ -132,7 +132,7 @@ class Sweep:
         """Raise an error for a sweep that cannot be run."""
         check_seeds(self.seeds, self.first_seed)
         if self.score not in SWEEP_SCORES:
-            # What tables call accuracy is the server's, where it has one.
+            # Tables call the server's accuracy just accuracy, where there is a server model.
             likely = [name for name in SWEEP_SCORES if name == f"server.{self.score}"]
             raise CafedclError(
                 f"--score {self.score}: there is no such score; "
@@ -215,8 +215,8 @@ class Sweep:
         for seed in range(self.first_seed, self.first_seed + self.seeds):
             tables = with_one_worker(self.tables(point, seed))
             if self.on == "validation":
-                # How the original data are read (columns, sizes, number of images) is settled in
-                # the held-out file, which has other names for them.
+                # The held-out file already reflects how the original data are read (columns, sizes,
+                # number of images), and has other names for them.
                 tables["data"] = {"name": str((out / HELD_OUT).resolve())}
             jobs.append(RunSpec.of(out, f"{place}/s{seed}", tables))
         return jobs
@@ -226,7 +226,7 @@ class Sweep:
         short = [name.partition(".")[2] for name in point]
         names = short if len(set(short)) == len(short) else list(point)
         shown = [value if isinstance(value, str) else to_toml(value) for value in point.values()]
-        # Brackets of a list would become dashes, as if its first number had a minus.
+        # A list's brackets would become dashes, as if its first number were negative.
         words = (f"{name}={text.strip('[]')}" for name, text in zip(names, shown, strict=True))
         return slug(",".join(words)) if point else ""
 
@@ -285,7 +285,7 @@ class Sweep:
 
 
 def check_score(score: str, method: str) -> None:
-    """Raise an error for a score that no run of the method has, before any is trained."""
+    """Raise an error for a score that no run of the method has, before any run is trained."""
     kind = find_method(method)[0]
     part = score.partition(".")[0]
     if part == "server" and kind.personal == ALL_WEIGHTS and not kind.personal_is_optional:

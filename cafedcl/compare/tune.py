@@ -55,7 +55,7 @@ class Search:
         path = (self.out / STUDY).resolve()
 
         def connect() -> sqlite3.Connection:
-            # SQLAlchemy uses a file's connections in several threads, one after another.
+            # SQLAlchemy uses a file's connection in several threads, one after another.
             return sqlite3.connect(path, check_same_thread=False)
 
         direction = "maximize" if self.sweep.higher else "minimize"
@@ -145,9 +145,9 @@ class Search:
         self.settle(trial)
 
     def check_options(self, job: RunSpec, point: Point) -> None:
-        """Raise CafedclError if a run that is there has other options than were proposed for it.
+        """Raise CafedclError if an existing run's options differ from those proposed for it.
 
-        The scores of a search that lost its file would go to other points.
+        If a search lost its file, scores would be assigned to wrong points.
         """
         if not job.begun:
             return
@@ -155,7 +155,7 @@ class Search:
         for name, value in point.items():
             section, _, key = name.partition(".")
             found = stored.get(section, {}).get(key)
-            # A choice such as `auto` is stored as what it stands for.
+            # A choice such as `auto` is stored as what it resolves to.
             if found not in (None, value) and found in self.sweep.choices.get(name, [found]):
                 raise CafedclError(
                     f"{job.folder}: it has {name} = {to_toml(found)}, and {STUDY} proposes "
@@ -239,7 +239,7 @@ class Search:
 
 
 def _reason(error: BaseException) -> str:
-    """Return what SQLite says; SQLAlchemy and Optuna wrap it in longer texts of their own."""
+    """Return SQLite's message, which SQLAlchemy and Optuna wrap in longer texts."""
     while error.__cause__ is not None:
         error = error.__cause__
     return str(error).partition("\n")[0]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from cafedcl.config.options import option
 
 NONE = "none"
-"""The column of clients or groups where the data shall have none."""
+"""The value for the column of clients or groups if the data have none."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class DataOptions:
     )
     group: str = option(
         "",
-        "column of your own table whose images stay together in every split; empty: patient, "
-        "lesion or group; none: no column",
+        "column of your own table whose values group images that stay together in every split; "
+        "empty: patient, lesion or group; none: no column",
     )
     window: str = option(
         "auto",

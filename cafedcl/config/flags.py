@@ -46,7 +46,7 @@ def base_of(method: str) -> str:
 
 
 def replaced_method(section: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return a method section with another name; options of another method go with that."""
+    """Return a method section with another name, without the options of another method."""
     before = section.get("name")
     other = before is not None and base_of(str(before)) != base_of(name)
     return {"name": name} if other else {**section, "name": name}
@@ -89,7 +89,7 @@ class Flags(RunFlags, total=False):
 
 
 def instead_of(name: str, others: Iterable[str]) -> str:
-    """Return what somebody probably means by a flag that does not exist."""
+    """Return what the user probably means by a flag that does not exist."""
     option = full_name(name)
     if option is not None and not get_close_matches(name, FLAGS, cutoff=0.8):
         return f"it is an option: settings={{'{option}': …}}"
@@ -99,7 +99,7 @@ def instead_of(name: str, others: Iterable[str]) -> str:
 def check_flags(flags: Iterable[str], others: Iterable[str] = ()) -> None:
     """Raise CafedclError for a flag that does not exist.
 
-    ``others`` are arguments of the called function that are no flags.
+    ``others`` are arguments of the called function that are not flags.
     """
     for name in flags:
         if name not in FLAGS:

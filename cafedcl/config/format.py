@@ -9,7 +9,7 @@ from cafedcl.config.split_options import OWN_OPTIONS, used_options
 from cafedcl.core.errors import CafedclError
 
 NEWER_OPTIONS = {"rare_gain": 0.0, "lam_distill": 0.0, "own_classes": "all"}
-"""Options of CAFedCL that runs before version 4 may lack, with what they stand for there."""
+"""Options of CAFedCL that runs before version 4 may lack, with the values that apply to them."""
 BEST_BEFORE_5 = {
     "calibrate": 0.5,
     "smoothing": 1.0,
@@ -18,7 +18,7 @@ BEST_BEFORE_5 = {
 }
 """Options of the preset `best` before version 5 that it does not have today."""
 FORMAT = 5
-"""The version of run folders that this code writes; it reads all versions before."""
+"""The version of run folders that this code writes; it reads all earlier versions."""
 
 
 def upgrade(tables: dict[str, Any], default: int = 1) -> dict[str, Any]:
@@ -28,8 +28,8 @@ def upgrade(tables: dict[str, Any], default: int = 1) -> dict[str, Any]:
 
     Version 1 (cafedcl 0.1) has no number. It calls the engines `graphs` and `eager`; on a CPU the
     latter is today's `cpu`. The preset `best` of version 2 is today's `fixed-anchors`. A run of
-    CAFedCL before version 4 may lack options that are newer than it is, such as distillation; its
-    preset `best` did not have them. Before version 5, that preset had a class prior and weights by
+    CAFedCL before version 4 may lack newer options, such as distillation; its preset `best` did not
+    have them. Before version 5, that preset had a class prior and weights by
     confidence.
     """
     recorded = "format" in tables or default < FORMAT
@@ -61,7 +61,7 @@ def upgrade(tables: dict[str, Any], default: int = 1) -> dict[str, Any]:
 def read_config(file: str | Path | None) -> dict[str, Any]:
     """Return the tables of a config file, if there is one.
 
-    The config of a run folder has a version number; a file that a person wrote does not.
+    The config of a run folder has a version number; a file written by a user does not.
     """
     return upgrade(read_file(file), default=FORMAT) if file else {}
 
@@ -71,7 +71,7 @@ def _is_cafedcl(name: Any) -> bool:
 
 
 def _leave_out_ignored(tables: dict[str, Any]) -> None:
-    """Leave out what earlier versions recorded although it had no effect; it is refused today."""
+    """Leave out options that earlier versions recorded without effect; they are refused today."""
     split = tables.get("split")
     if isinstance(split, dict) and split.get("kind") in OWN_OPTIONS:
         tables["split"] = {

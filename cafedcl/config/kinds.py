@@ -47,7 +47,7 @@ def parse_kind(
 def short_form(table: Mapping[str, Any], kinds: Mapping[str, str | None], options: type) -> str:
     """Return the short form of a section, such as ``sign-flip:4,claim=most``.
 
-    Options with their default, as the dataclass ``options`` has it, are left out.
+    Options with the default of the dataclass ``options`` are left out.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(options)}
     kind = str(table.get("kind", defaults["kind"]))
@@ -57,7 +57,7 @@ def short_form(table: Mapping[str, Any], kinds: Mapping[str, str | None], option
         if name == "kind" or value == defaults.get(name):
             continue
         text = value if isinstance(value, str) else to_toml(value)
-        # What stands after the colon comes first.
+        # The option after the colon comes first.
         words.insert(0 if name == main else len(words), text if name == main else f"{name}={text}")
     return f"{kind}:{','.join(words)}" if words else kind
 

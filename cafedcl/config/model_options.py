@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from cafedcl.config.options import option, to_toml
 
 SOURCES = ("timm", "torchvision", "hf")
-"""Where pretrained encoders come from: the word before the colon of a model's name."""
+"""Where pretrained encoders come from: the word before the colon in a model's name."""
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,11 @@ class ModelOptions:
     )
     width: float = option(1.0, "factor for the number of channels", above=0.0, high=64.0)
     weights: str = option(
-        "", "file of weights (.safetensors) that the encoder starts with; what matches is loaded"
+        "", "file of weights (.safetensors) that the encoder starts with; those that fit are loaded"
     )
     freeze: str = option(
         "",
-        "weights of the encoder that are not trained: all, or how their names begin, as in "
+        "weights of the encoder that are not trained: all, or prefixes of their names, such as "
         "conv,blocks.0",
     )
     pretrained: bool = option(
@@ -37,8 +37,8 @@ class ModelOptions:
     )
     batchnorm: str = option(
         "frozen",
-        "timm, torchvision, hf: frozen: batch normalisation uses the statistics that it was "
-        "published with; trained: those of each batch, which are averaged over clients",
+        "timm, torchvision, hf: statistics of batch normalisation. frozen: the published ones; "
+        "trained: those of each batch, which are averaged over clients",
         choices=("frozen", "trained"),
     )
 

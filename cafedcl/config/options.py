@@ -92,7 +92,7 @@ def option(
 ) -> T:
     """Declare a field of an options dataclass: default, meaning (its help text) and limits.
 
-    An ``advanced`` option is one that few people need: help leaves it out unless asked.
+    An ``advanced`` option is rarely needed: help leaves it out unless asked.
     """
     metadata = {
         "meaning": meaning,
@@ -103,7 +103,7 @@ def option(
 
 
 def is_hidden(field: "Field[Any]", value: Any) -> bool:
-    """Return whether help leaves an option out: it is advanced, and has its default."""
+    """Return whether help leaves an option out, because it is advanced and has its default."""
     return bool(field.metadata["advanced"]) and value == field.default
 
 
@@ -115,7 +115,7 @@ def meaning(field: "Field[Any]") -> str:
 
 
 def named_by_meaning(words: str, fields: "Mapping[str, Field[Any]]") -> str:
-    """Return «did you mean …?» for an option that somebody calls as its help text does, such as
+    """Return "did you mean …?" for an option that is named by words of its help text, such as
     ``learning_rate``; empty if there is none.
     """
     wanted = words.replace("_", " ")
@@ -127,28 +127,27 @@ def named_by_meaning(words: str, fields: "Mapping[str, Field[Any]]") -> str:
 
 @cache
 def _type_hints(cls: type[Any]) -> dict[str, Any]:
-    """Return the types of a class's fields; Python evaluates their text anew at every call."""
+    """Return the types of a class's fields. Cached: Python evaluates their text at every call."""
     return get_type_hints(cls)
 
 
 @cache
 def _gathered_fields(cls: Any) -> "dict[str, Field[Any]]":
-    """Gather the fields of a class once; Python does it anew at every call."""
+    """Return the fields of a class. Cached: Python gathers them at every call."""
     return {field.name: field for field in dataclasses.fields(cls)}
 
 
 def fields_by_name(cls: Any) -> "Mapping[str, Field[Any]]":
     """Return the fields of a class of options.
 
-    It is not the cached function itself, because type checkers take classes of options for objects
-    without a hash.
+    This wraps the cached function because type checkers consider classes of options unhashable.
     """
     return _gathered_fields(cls)
 
 
 @cache
 def refuse_unreadable(cls: Any, owner: str) -> None:
-    """Raise CafedclError for options of somebody's own that a config could not hold.
+    """Raise CafedclError for a user's own options that a config could not hold.
 
     A run writes all options, defaults included, and reads them again when it is used. ``owner`` is
     the class that they belong to, in words.
@@ -170,8 +169,8 @@ def refuse_unreadable(cls: Any, owner: str) -> None:
             )
         if not _is_readable(hints[field.name]):
             raise CafedclError(
-                f"{where}: its type is none that a config can hold; int, float, str, bool or a "
-                "tuple of one of them is expected, such as tuple[float, ...]"
+                f"{where}: a config cannot hold its type; int, float, str, bool or a tuple of one "
+                "of them is expected, such as tuple[float, ...]"
             )
         value = _fit(hints[field.name], field.default, f"{where}: its default")
         problem = field.metadata["limits"].problem(value)
@@ -219,7 +218,7 @@ def flattened(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 def check_together(options: Any, where: str) -> None:
     """Refuse options that contradict each other.
 
-    A class of options may say so in a method ``contradiction``, which returns the message or None.
+    A class of options may have a method ``contradiction`` that returns the message, or None.
     """
     contradiction = getattr(options, "contradiction", None)
     problem = contradiction() if contradiction is not None else None
@@ -237,7 +236,7 @@ def _fit(hint: Any, raw: Any, where: str) -> Any:
         if rest != [...] and len(raw) != 1 + len(rest):
             raise CafedclError(f"{where} = {to_toml(raw)}: {1 + len(rest)} values are expected")
         return tuple(_fit(inner, value, where) for value in raw)
-    # NumPy's numbers become plain ones: people write ``for seed in np.arange(3)``.
+    # NumPy's numbers become plain ones: users write ``for seed in np.arange(3)``.
     if isinstance(raw, Integral) and not isinstance(raw, bool):
         raw = int(raw)
     elif isinstance(raw, float):
@@ -247,7 +246,7 @@ def _fit(hint: Any, raw: Any, where: str) -> Any:
             return float(raw)
         except OverflowError:
             raise CafedclError(f"{where}: the number is too large") from None
-    # TOML has no larger numbers, and neither have tensors.
+    # Neither TOML nor tensors have larger numbers.
     if hint is int and isinstance(raw, int) and abs(raw) >= 2**63:
         raise CafedclError(f"{where}: the number is too large")
     # Not isinstance: True is an int, but not a number here.
@@ -270,7 +269,7 @@ def to_toml(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        # JSON and TOML strings differ in DEL only, which TOML wants escaped.
+        # JSON and TOML strings differ only in DEL, which TOML wants escaped.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list | tuple):
         return "[" + ", ".join(to_toml(item) for item in value) + "]"

@@ -1,4 +1,4 @@
-"""The options of privacy: what the trained model may tell about a client."""
+"""The options of privacy: what the trained model may reveal about a client."""
 
 import math
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ class PrivacyOptions:
 
     kind: str = option(
         "none",
-        "what the model must not give away. none: no limit; clients: whether a client took part at "
+        "what the model must not reveal. none: no limit; clients: whether a client took part at "
         "all, by noise in the server's sums; records: whether a client has an image, by noise in "
         "every step of its training",
         choices=tuple(KINDS),
@@ -49,22 +49,22 @@ class PrivacyOptions:
     )
     clip: float = option(
         1.0,
-        "longest update of the model, or gradient of one image; longer ones are clipped",
+        "maximum length of a model update, or of one image's gradient; longer ones are clipped",
         above=0.0,
         high=1e6,
     )
     quantile: float = option(
         0.0,
-        "adapt clip in every round, such that this share of the updates is not clipped; 0: clip "
+        "adapt clip in every round so that this share of the updates is not clipped; 0: clip "
         "stays as it is",
         low=0.0,
         high=0.99,
     )
     samples: int = option(
-        100, "images that a client counts for at most, where clients are weighted by images", low=1
+        100, "maximum weight of a client in images, where clients are weighted by images", low=1
     )
     prototype: float = option(
-        1.0, "longest prototype; longer ones are clipped", above=0.0, high=1e6
+        1.0, "maximum length of a prototype; longer ones are clipped", above=0.0, high=1e6
     )
     share: float = option(
         0.3,
@@ -89,21 +89,21 @@ class PrivacyOptions:
     accountant: str = option(
         "rdp",
         "how ε is computed. rdp: Rényi divergences, fast; pld: privacy loss distributions, tighter "
-        "and slower",
+        "but slower",
         choices=("rdp", "pld"),
     )
     randomness: str = option(
         "auto",
-        "where noise and participants come from. seeded: from run.seed, as everything else in a "
-        "simulation; system: from the operating system, which nobody can predict. auto: system in "
-        "a deployment where sites have data of their own",
+        "randomness of noise and participants. seeded: from run.seed, as everything else in a "
+        "simulation; system: from the operating system, which is unpredictable. auto: system in a "
+        "deployment where sites have data of their own, else seeded",
         choices=("auto", "seeded", "system"),
     )
 
     secure: bool = option(
         False,
-        "flower: secure aggregation, by which the server learns the sum of the sites' "
-        "contributions and no single one",
+        "flower: secure aggregation, with which the server learns only the sum of the sites' "
+        "contributions",
     )
 
     @property
@@ -117,7 +117,7 @@ class PrivacyOptions:
         return self.kind == "records"
 
     def from_system(self, *, own_data: bool) -> bool:
-        """Return whether random numbers come from the operating system, and not from the seed.
+        """Return whether random numbers come from the operating system instead of the seed.
 
         ``own_data``: sites have data of their own.
         """
@@ -128,7 +128,7 @@ class PrivacyOptions:
         if self.secure and self.quantile:
             return (
                 f"quantile = {self.quantile:g}: with secure aggregation, sites clip their own "
-                "updates and know privacy.clip only; leave it out"
+                "updates and know only privacy.clip; leave it out"
             )
         used = {"kind", *KINDS[self.kind]}
         return unused_option(self, used, KINDS, "privacy", self.kind)
@@ -148,9 +148,9 @@ _FIRST = {kind: names[0] if names else None for kind, names in KINDS.items()}
 
 
 def shown_epsilon(spent: Mapping[str, float]) -> str:
-    """Return what a round's record says of privacy, such as ``ε 2.31``; empty if it says nothing.
+    """Return the privacy in a round's record in words, such as ``ε 2.31``; empty without privacy.
 
-    An ε that is rounded is rounded up, so that it stays a bound.
+    ε is rounded up, so that it stays a bound.
     """
     if "epsilon" not in spent:
         return ""

@@ -1,4 +1,4 @@
-"""The options of what a client tells the server besides its model."""
+"""The options of what a client reports to the server besides its model."""
 
 from dataclasses import dataclass, replace
 
@@ -11,7 +11,7 @@ CHOICES = ("auto", "exact", "rounded", "withheld")
 
 @dataclass(frozen=True)
 class ReleaseOptions:
-    """What clients tell. The defaults are safe where sites have data of their own."""
+    """What clients report. The defaults are safe where sites have data of their own."""
 
     fewest: int = option(
         0,
@@ -23,19 +23,19 @@ class ReleaseOptions:
     )
     counts: str = option(
         "auto",
-        "class counts that clients tell: exact, rounded to a multiple of grid, or withheld (every "
-        "reported class counts as fewest images). auto: rounded where sites have data of their "
-        "own, else exact",
+        "class counts that clients report: exact, rounded to a multiple of grid, or withheld "
+        "(every reported class counts as fewest images). auto: rounded where sites have data of "
+        "their own, else exact",
         choices=CHOICES,
     )
     grid: int = option(
-        10, "rounded counts are multiples of this number, and not below it", low=1, high=1_000_000
+        10, "rounded counts are multiples of this number, never below it", low=1, high=1_000_000
     )
     prototypes: str = option(
         "auto",
         "prototypes of unit features: as the method makes them (raw), or scaled to length 1 "
-        "(unit), which hides how many images they are the mean of. auto: unit where sites have "
-        "data of their own, else raw",
+        "(unit), which hides how many images they average. auto: unit where sites have data of "
+        "their own, else raw",
         choices=("auto", "raw", "unit"),
     )
     notes: str = option(
@@ -46,7 +46,7 @@ class ReleaseOptions:
     )
 
     def settled(self, own_data: bool) -> "ReleaseOptions":
-        """Return the options with every automatic choice made; ``own_data``: sites have theirs."""
+        """Return the options with automatic choices made; ``own_data``: sites have own data."""
         safe = {"fewest": SAFE_FEWEST, "counts": "rounded", "prototypes": "unit", "notes": "off"}
         plain = {"fewest": 1, "counts": "exact", "prototypes": "raw", "notes": "on"}
         chosen = {
@@ -58,6 +58,6 @@ class ReleaseOptions:
 
     @property
     def is_plain(self) -> bool:
-        """Whether clients tell all that the method asks for. The options must be settled."""
+        """Whether clients report all that the method asks for. The options must be settled."""
         told = (self.fewest, self.counts, self.prototypes, self.notes)
         return told == (1, "exact", "raw", "on")

@@ -25,7 +25,7 @@ from cafedcl.core.errors import CafedclError
 SITES = "sites"
 """The data set's name where every site of a deployment has its own."""
 DEFAULT_CLIENTS = 20
-"""The number of clients if neither the config nor the data say."""
+"""The number of clients if neither the config nor the data specify it."""
 MOST_ROUNDS = 1_000_000
 MOST_PROCESSORS = 1024
 """Threads or worker processes: more than any machine has; far more crash the libraries."""
@@ -116,12 +116,12 @@ class EvaluateOptions:
     batch: int = option(500, "images per evaluation batch", low=1, high=MOST_IN_BATCH)
     full: bool = option(
         True,
-        "after the last round, also score probabilities (AUROC, calibration, …), and fit what "
-        "calibrated predictions need; takes a moment",
+        "after the last round, also score probabilities (AUROC, calibration, …), and fit the "
+        "calibration of predictions; takes a moment",
     )
     specificity: float = option(
         0.95,
-        "specificity at which the sensitivity of each class is given, after the last round",
+        "specificity at which the sensitivity of each class is reported, after the last round",
         above=0.0,
         high=1.0,
     )
@@ -133,7 +133,7 @@ class EvaluateOptions:
     )
 
     def contradiction(self) -> str | None:
-        """Return which options do not go together, or None."""
+        """Return why options contradict each other, or None."""
         if self.own_images and self.protocol == "pfllib":
             return (
                 f"own_images = {self.own_images}: under the protocol pfllib, each client has its "
@@ -168,7 +168,7 @@ class EngineOptions:
     )
     compile: str = option(
         "auto",
-        "cuda: compile the training step; auto: if the run is long enough to make up for it",
+        "cuda: compile the training step; auto: if the run is long enough for it to pay off",
         choices=("auto", "on", "off"),
     )
     gpus: int = option(
@@ -179,8 +179,8 @@ class EngineOptions:
     )
     alike: int = option(
         1,
-        "cuda: runs of this method and model that share compiled code, which decides whether "
-        "compiling makes up for its time; `compare` and `sweep` set it",
+        "cuda: number of runs of this method and model that share compiled code, which decides "
+        "whether compiling pays off; `compare` and `sweep` set it",
         low=1,
         high=1_000_000,
     )
@@ -333,7 +333,7 @@ def label(method: str, augment: str) -> str:
 
 @lru_cache(maxsize=256)
 def _parsed(text: str) -> dict[str, Any]:
-    """Parse a text once: a report reads the same configs again and again, each in milliseconds."""
+    """Return a text's tables. Cached: a report reads the same configs again and again."""
     return tomllib.loads(text)
 
 

@@ -26,9 +26,9 @@ OWN_OPTIONS = {
     "source": (),
     "file": ("file",),
 }
-"""The options of each split that not every split has."""
+"""The options of each split that only some splits have."""
 OF_ONE_KIND = frozenset(name for names in OWN_OPTIONS.values() for name in names)
-"""The options that go with their kind of split if another one is chosen."""
+"""The options that are dropped with their kind of split if another one is chosen."""
 SHARED_OPTIONS = ("ir", "tail", "validation")
 """The options of every split but ``file``, whose images were assigned before."""
 
@@ -94,7 +94,7 @@ def parse_split(text: str) -> dict[str, Any]:
 def replaced_split(section: Mapping[str, Any], text: str) -> dict[str, Any]:
     """Return a split section with the kind and options of ``text`` instead of its own.
 
-    Options that belong to one kind of split go with the old kind; the others stay.
+    Options that belong to one kind of split are dropped with the old kind; the others stay.
     """
     kept = {key: value for key, value in section.items() if key not in OF_ONE_KIND}
     return kept | parse_split(text)

@@ -1,4 +1,4 @@
-"""The options of clients' training: how long, with which optimizer, and how images are changed."""
+"""The options of clients' training: duration, optimizer, and how images are transformed."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from cafedcl.config.kinds import unused_option
 from cafedcl.config.options import fields_by_name, option
 
 MOST_IN_BATCH = 65_536
-"""Images in a batch."""
+"""The most images in a batch."""
 OPTIMIZERS: dict[str, tuple[str, ...]] = {"sgd": ("momentum",), "adamw": ("beta1", "beta2")}
 """The clients' optimizers, and the options that only one of them has."""
 SCHEDULES: dict[str, tuple[str, ...]] = {
@@ -15,7 +15,7 @@ SCHEDULES: dict[str, tuple[str, ...]] = {
 }
 """How the learning rate falls from round to round, and the options that only one of them has."""
 LARGEST_ADAMW_RATE = 0.05
-"""AdamW moves every weight by about its learning rate, so that a network is lost above this."""
+"""AdamW moves every weight by about the learning rate, so networks diverge above this."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class TrainOptions:
     )
     optimizer: str = option(
         "sgd",
-        "the clients' optimizer; its state begins anew with every visit",
+        "the clients' optimizer; its state starts fresh in every round",
         choices=tuple(OPTIMIZERS),
     )
     lr: float = option(0.1, "learning rate; for adamw about 0.001", above=0.0)
@@ -115,7 +115,7 @@ class TrainOptions:
         return self.schedule == "cosine"
 
     def contradiction(self) -> str | None:
-        """Return which options contradict each other, or None."""
+        """Return why options contradict each other, or None."""
         for what, kinds, kind in (
             ("optimizer", OPTIMIZERS, self.optimizer),
             ("schedule", SCHEDULES, self.schedule),

@@ -34,11 +34,11 @@ DEFENCES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class AttackOptions:
-    """Clients that lie, to measure what it does. Only for experiments."""
+    """Clients that lie, to measure the effect. Only for experiments."""
 
     kind: str = option(
         "none",
-        "what liars do. label-flip: train on class C−1−y instead of y; sign-flip: send the "
+        "what lying clients do. label-flip: train on class C−1−y instead of y; sign-flip: send the "
         "opposite of their update; scale: send a multiple of it; noise: send noise; swap: send the "
         "prototype of a class as another's; long: prototypes of ±1 in every coordinate; sums: the "
         "opposite of their sums over a class's images; huge: weights of 3e38; counts: claim a "
@@ -70,20 +70,20 @@ class DefenceOptions:
 
     kind: str = option(
         "none",
-        "how the server combines replies. none: as the method says; clip: clip updates, and "
-        "pull means of classes in, that are far beyond the median; peers: clip, and leave out "
-        "clients whose updates do not agree with those of clients with similar classes; "
+        "how the server combines replies. none: as the method says; clip: clip updates and pull in "
+        "class means that are far beyond the median; peers: clip, and leave out clients whose "
+        "updates disagree with those of clients with similar classes; "
         "trimmed-mean, median: of every coordinate; "
         "krum, multi-krum: take the reply, or the replies, closest to the others",
         choices=tuple(DEFENCES),
     )
     factor: float = option(
-        2.0, "clip, peers: the longest update, in lengths of the median one", above=0.0, high=1e6
+        2.0, "clip, peers: maximum length of an update, in median lengths", above=0.0, high=1e6
     )
     cross_check: bool = option(
         False,
-        "clip, peers: a client's confidence in a class counts at most as much as its prototype "
-        "agrees with the other clients'",
+        "clip, peers: limit a client's confidence in a class by how well its prototype agrees with "
+        "the other clients'",
     )
     liars: float = option(
         0.2,
@@ -125,5 +125,5 @@ def trust_words(attack: str, defence: str, privacy: str) -> str:
 
 
 def _first_options(kinds: Mapping[str, tuple[str, ...]]) -> dict[str, str | None]:
-    """Return for every kind the option that stands after the colon."""
+    """Return the option after the colon for every kind."""
     return {kind: names[0] if names else None for kind, names in kinds.items()}

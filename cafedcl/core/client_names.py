@@ -6,18 +6,18 @@ from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.core.printable import printable
 
 MANY_CLIENTS = 10_000
-"""From this many clients on, what few of them have is stored and counted without the others."""
+"""From this many clients on, values that only a few have are stored and counted sparsely."""
 
 
 def client_title(names: Sequence[str], client: int) -> str:
-    """Return what a person reads for a client: its name, or ``client 2`` where it has none."""
+    """Return how a client is displayed: by its name, or as ``client 2`` where it has none."""
     if 0 <= client < len(names):
         return printable(names[client])
     return f"client {client}"
 
 
 def client_number(names: Sequence[str], clients: int, wanted: int | str) -> int:
-    """Return the number of the client that a person names, by its name or its number."""
+    """Return the number of a client that is given by name or by number."""
     text = str(wanted)
     if text in names:
         return list(names).index(text)

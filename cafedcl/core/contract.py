@@ -1,4 +1,4 @@
-"""What moves between server and clients, and what a method sees of a client.
+"""What server and clients exchange, and what a method sees of a client.
 
 Methods and engines meet only here.
 """
@@ -18,7 +18,7 @@ Weights = Literal["trained", "received"]
 Embed = Callable[[Part, Weights], tuple[Tensor, Tensor]]
 """Returns embeddings and labels of a part of the client's data, under the given weights."""
 TICKET = "kept in round"
-"""The only entry that the server has of a client's memory if that stays at the client's site."""
+"""The only entry of a client's memory at the server if the memory stays at the client's site."""
 SCALAR_NOTES = frozenset({"generated_round"})
 """Notes that are one number; every other is one per class."""
 
@@ -58,7 +58,7 @@ class Up:
     model: Mapping[str, Tensor] = field(default_factory=dict)
     notes: Tensors = field(default_factory=dict)
     losses: dict[str, float] = field(default_factory=dict)
-    """The mean of each term of the loss; empty where images are private, for it has no noise."""
+    """The mean of each term of the loss; empty where images are private, since it has no noise."""
     seconds: float = 0.0
 
 
@@ -96,7 +96,7 @@ class Failure:
 
 
 class Census(NamedTuple):
-    """What clients are told of all clients together, per class."""
+    """What the server tells clients about all clients together, per class."""
 
     most: Tensor
     """The largest effective count of any client (`Method.effective_counts`)."""
@@ -108,10 +108,10 @@ class Census(NamedTuple):
 
 @dataclass(frozen=True)
 class Client:
-    """What a client knows of itself, and what the server told it at enrolment.
+    """What a client knows about itself, and what the server sent it at enrolment.
 
     It has ``samples`` training images n_k, ``counts`` per class n_{k,c}, and ``holds`` lists the
-    classes it has. The server told it the ``census`` of all clients.
+    classes it has. The server sent it the ``census`` of all clients.
     """
 
     index: int
@@ -126,7 +126,7 @@ class Enrolment:
     """What the server knows of all clients before the first round.
 
     ``counts`` and ``synthetic`` are (clients, classes): the training images n_{k,c}, and the new
-    samples that a tail augmentation may add at most. ``census`` is what clients are told.
+    samples that a tail augmentation may add at most. ``census`` is what clients receive.
     """
 
     counts: Tensor
@@ -142,7 +142,7 @@ Claims = dict[str, tuple[Tensor, Tensor]]
 class Visit:
     """All that a method sees of one client in one round.
 
-    ``received`` are the weights it began with, ``anchors`` what the server broadcast besides, and
+    ``received`` are the weights it began with, ``anchors`` what else the server broadcast, and
     ``memory`` what the client kept. ``progress`` is the round over the number of rounds.
     ``scratch`` is written in place and zeroed at the start of every epoch. A loss reads only these,
     which are tensors, so that it can be captured once and replayed.
@@ -164,9 +164,9 @@ class Visit:
     It is a tensor where the summary is captured, so that a replay reads the client's own.
     """
     captured: bool = False
-    """Whether this is a summary that is captured: then no shape may depend on a tensor's value.
+    """Whether the summary is being captured; if so, no shape may depend on a tensor's value.
 
-    ``client.holds`` lists all classes, and an image that is not of the part asked for has the label
+    ``client.holds`` lists all classes, and an image that is not in the requested part has the label
     −1. Entries of the summary whose class the client does not hold, or is −1, are dropped later.
     """
     signals: Tensors = field(default_factory=dict)
@@ -214,10 +214,10 @@ class ClassMeans:
 
 @dataclass(frozen=True)
 class Averages:
-    """The weighted means that a server step is made of.
+    """The weighted means that make up a server step.
 
-    The step depends on the replies through these means only: with all replies it gives the same as
-    with one reply that is their mean.
+    The step depends on the replies only through these means: one reply that is their mean gives
+    the same result as all replies.
     """
 
     most: float = float("inf")

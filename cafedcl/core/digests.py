@@ -1,4 +1,4 @@
-"""Digests of what a file holds, so that a damaged file is not taken for a whole one."""
+"""Digests of files' content, by which damaged files are detected."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -47,8 +47,8 @@ def digest_of(entries: Iterable[Entry], header: Mapping[str, Any] | None = None)
 def checked_header(content: bytes) -> Any:
     """Return the header of a packed file without its digest, or None if it has no header.
 
-    Raises ValueError if the file is not whole, or the digest is not that of its content. Files of
-    earlier versions have none.
+    Raises ValueError if the file is incomplete or its content does not match the digest. Files of
+    earlier versions have no digest.
     """
     start = 8 + int.from_bytes(content[:8], "little")
     try:

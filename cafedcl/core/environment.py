@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
-"""The variable that says from how many queues a GPU takes work for a process."""
+"""The variable that sets from how many queues a GPU takes a process's work."""
 PACKAGES = ("cafedcl", "torch", "numpy", "scikit-learn", "safetensors", "pandas")
 
 
@@ -66,9 +66,9 @@ def package_version(package: str) -> str | None:
 @cache
 def _commit() -> str | None:
     """Return the commit of the checkout this package runs from, marked if it was changed; None
-    outside of one.
+    outside of a checkout.
 
-    It is asked for once in a process: what is committed later is not what this process runs.
+    It is looked up once per process, because a process does not run what is committed later.
     """
     home = Path(__file__).parent
     git = ["git", "-C", str(home)]

@@ -16,11 +16,11 @@ INSTALLED = (
     sysconfig.get_path("platlib"),
     "<",
 )
-"""How the files of code begin that is not the user's own: cafedcl, Python, packages, built-ins."""
+"""How paths of code that is not the user's begin: cafedcl, Python, packages, built-ins."""
 
 
 UNRESUMABLE = "cannot be resumed"
-"""What an error says of a run that has to be trained anew; a comparison looks for it."""
+"""Words in the error for a run that has to be trained again; a comparison searches for them."""
 
 
 class CafedclError(Exception):
@@ -33,8 +33,8 @@ class CafedclError(Exception):
 def in_words(error: BaseException, place: str = "") -> str:
     """Return an exception's kind and message, and where in the user's own code it happened.
 
-    An error in cafedcl or a package has no such place, unless own code called it; then ``place`` is
-    named. An error that was written for people has no kind.
+    If no code of the user's was involved, ``place`` is named instead. A CafedclError is returned as
+    its message alone.
     """
     if isinstance(error, CafedclError):
         return str(error)
@@ -68,12 +68,12 @@ def _place(file: str, line: int | None) -> str:
 
 
 def nearest(word: str, known: "list[str]") -> str:
-    """Return «did you mean …?» for a misspelt name, or the list of all names."""
+    """Return "did you mean …?" for a misspelt name, or the list of all names."""
     return close_name(word, known) or f"available: {', '.join(sorted(known))}"
 
 
 def close_name(word: str, known: "list[str]") -> str:
-    """Return «did you mean …?» for a misspelt name; empty if none is close."""
+    """Return "did you mean …?" for a misspelt name; empty if none is close."""
     from difflib import get_close_matches
 
     close = get_close_matches(word, known, n=1, cutoff=0.5)

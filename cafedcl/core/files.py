@@ -10,14 +10,14 @@ from pathlib import Path
 from cafedcl.core.errors import CafedclError
 
 TEMPORARY = ".tmp"
-"""The end of a file's name until it is complete; what a killed process leaves behind has it too."""
+"""The suffix of a file until it is complete; files that a killed process leaves behind have it."""
 
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that a crash leaves either the old one or the new one: temporary file, fsync,
     rename.
 
-    A link stays a link, and what is no file, such as a pipe or a device, is written to as it is.
+    A link stays a link. Anything but a regular file, such as a pipe, is written to directly.
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
@@ -43,8 +43,8 @@ BEGINNING = 1_000_000
 def refuse_other_file(path: Path, own: re.Pattern[bytes], what: str, option: str = "--out") -> None:
     """Raise CafedclError if there is a file that a new one must not replace: one of another kind.
 
-    ``own`` matches the beginning of files that may be replaced. What cannot be read is told when it
-    is written.
+    ``own`` matches the beginning of files that may be replaced. A file that cannot be read is
+    reported when it is written.
     """
     if not path.is_file():
         return
@@ -57,7 +57,7 @@ def refuse_other_file(path: Path, own: re.Pattern[bytes], what: str, option: str
 def require_writable(path: Path) -> None:
     """Make a file's folder and raise CafedclError if no file can be written there.
 
-    It is asked before long work whose result would otherwise be lost.
+    Call it before long work whose result would otherwise be lost.
     """
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -127,7 +127,7 @@ def explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # A file is first written beside its place, under a name that nobody asked for.
+        # A file is first written under a temporary name, which the user does not know.
         where = str(error.filename or path).removesuffix(TEMPORARY)
         raise CafedclError(
             f"{where}: cannot be written: {why_unwritten(error)}; nothing already saved is lost"
@@ -139,5 +139,5 @@ def why_unwritten(error: OSError) -> str:
     if isinstance(error, FileExistsError) and isinstance(error.filename, str):
         path = Path(error.filename)
         if path.is_symlink() and not path.exists():
-            return "it is a link that leads nowhere; remove the link"
+            return "it is a broken link; remove the link"
     return error.strerror or str(error)

@@ -72,12 +72,12 @@ class FlatModel(Mapping[str, Tensor]):
 
 
 def storage_tensors(model: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return all numbers of a model in as few tensors as possible."""
+    """Return a model's numbers in as few tensors as possible."""
     return {"vector": model.vector} if isinstance(model, FlatModel) else model
 
 
 def slices_of(model: Mapping[str, Tensor]) -> WeightSlices:
-    """Return slices for all weights of a model, such that one already stored as one vector fits."""
+    """Return slices for all weights of a model; if it is already one vector, those it has."""
     if isinstance(model, FlatModel):
         return model.slices
     values = list(model.values())
@@ -136,8 +136,8 @@ class Parameter(NamedTuple):
 class FlatNetwork:
     """Makes all trainable weights of a network views of one vector.
 
-    The network's parameters are replaced by ``leaves``: views of ``vector``, each of which a
-    gradient can be taken of. What is not trained (buffers, frozen weights) is in ``rest``.
+    The network's parameters are replaced by ``leaves``: views of ``vector`` for which gradients can
+    be computed. What is not trained (buffers, frozen weights) is in ``rest``.
     """
 
     def __init__(self, network: nn.Module, *, channels_last: bool = False) -> None:
@@ -187,7 +187,7 @@ class FlatNetwork:
         return torch.cat(rows, 1)
 
     def factors(self, prefix: str, factor: float) -> Tensor | None:
-        """Return a factor for every weight: the given one under the prefix, and else 1.
+        """Return a factor for every weight: the given one under the prefix, and 1 elsewhere.
 
         None if all are 1, or if no weight is under the prefix.
         """
@@ -200,7 +200,7 @@ class FlatNetwork:
         return vector
 
     def gradient_of(self, loss: Tensor, out: Tensor) -> None:
-        """Write the gradient of a loss into a vector; it is 0 for a weight that has no part in it.
+        """Write the gradient of a loss into a vector; it is 0 for weights that the loss ignores.
 
         Copying is less work than `backward`, which adds to a vector that has to be zeroed first.
         """

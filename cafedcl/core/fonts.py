@@ -1,4 +1,4 @@
-"""Names in any script in figures: fonts that have their characters, where there are any."""
+"""Fonts for names in any script in figures, as far as they are installed."""
 
 import sys
 import warnings
@@ -40,7 +40,7 @@ OTHERS = (
 """Fonts of Linux, Windows and macOS with other scripts; those that are installed are used."""
 
 ALREADY_NAMED: set[str] = set()
-"""Characters that no font has, and that the user knows of."""
+"""Characters that no font has and that the user has been warned about."""
 
 
 def save_figure(figure: "Figure", file: Path | IO[bytes], **how: Any) -> None:
@@ -59,7 +59,7 @@ def save_figure(figure: "Figure", file: Path | IO[bytes], **how: Any) -> None:
             text.set_fontfamily(fonts)
         missing = lacking("".join(text.get_text() for text in texts), fonts)
     with warnings.catch_warnings():
-        # Matplotlib says so for every character and every time that it draws one.
+        # Matplotlib warns about every character, each time that it draws one.
         warnings.filterwarnings("ignore", r"Glyph \d+ .*missing from font", UserWarning)
         figure.savefig(file, **how)
     if missing:
@@ -67,7 +67,7 @@ def save_figure(figure: "Figure", file: Path | IO[bytes], **how: Any) -> None:
 
 
 def say_once(missing: str) -> None:
-    """Name characters that no font has, unless they were named for another figure."""
+    """Report characters that no font has, unless they were reported for another figure."""
     if not ALREADY_NAMED.issuperset(missing):
         ALREADY_NAMED.update(missing)
         line = (
@@ -82,7 +82,7 @@ def lacking(text: str, fonts: Iterable[str]) -> str:
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     if text.isascii():
-        # Almost every text is, and fonts are slow to open.
+        # Almost every text is ASCII, and fonts are slow to open.
         return ""
     unknown = {character for character in text if character.isprintable()}
     for name in fonts:

@@ -18,8 +18,8 @@ from typing import Any
 from cafedcl.core.errors import CafedclError, nearest, own_frames, place_of
 
 OWN_CODE: list[str] = []
-"""The user's own code in this process, such as ``pull:Pull (pull.py)``, for errors that it may be
-behind.
+"""The user's own code in this process, such as ``pull:Pull (pull.py)``, for errors that it may have
+caused.
 """
 
 
@@ -66,7 +66,7 @@ def check_steps(found: type, base: type, where: str, *required: str) -> None:
 
 
 def nearest_name(name: str, known: list[str]) -> str:
-    """Return «did you mean …?» for a name that means code of the user's own, or was misspelt."""
+    """Return "did you mean …?" for a name that means the user's own code, or is misspelt."""
     own = _in_this_folder(name)
     return f"did you mean '{own}'?" if own else nearest(name, known)
 
@@ -82,7 +82,7 @@ def where_to_look(path: str) -> str:
 
 def _in_this_folder(name: str) -> str:
     """Return the import path that a name such as ``pull``, ``pull.Pull`` or ``pull.py:Pull`` means
-    if there is such a file in the current folder; else an empty text.
+    if there is such a file in the current folder; otherwise an empty string.
     """
     module, _, attribute = name.partition(":")
     module = module.removeprefix("./").removesuffix(".py").replace("/", ".")
@@ -95,8 +95,8 @@ def _in_this_folder(name: str) -> str:
 
 
 def _names_in(module: str) -> list[str]:
-    """Return the classes derived from others that a file of the current folder has, and then its
-    functions, without executing it.
+    """Return the derived classes in a file of the current folder, and then its functions, without
+    executing it.
     """
     if not all(part.isidentifier() for part in module.split(".")):
         return []
@@ -130,9 +130,9 @@ def is_module(name: str) -> bool:
 def _look_in_current_folder() -> None:
     """Let Python import modules of the current folder.
 
-    A console script does not: it has its own folder on the path instead. The folder comes first, as
-    it does for ``python -m``. It is added only when somebody asks for code of their own, so that
-    files there cannot replace modules in any other run.
+    A console script does not: it has its own folder on the path instead. The current folder comes
+    first, as it does for ``python -m``. It is added only when the user asks for their own code, so
+    that files there cannot replace modules in any other run.
     """
     try:
         folder = str(Path.cwd())
@@ -165,9 +165,9 @@ def python_path() -> str:
 
 @contextmanager
 def explained_failure(what: str, place: str = "") -> Iterator[None]:
-    """Turn whatever someone else's code raises into one line, with the place where it happened.
+    """Turn any error of code that is not ours into one line that names where it happened.
 
-    ``place`` is named if it happened in a package, in something that the user's code had made.
+    ``place`` is named if that is in a package, in an object that the user's code had made.
     """
     try:
         yield
@@ -182,7 +182,7 @@ def explained_failure(what: str, place: str = "") -> Iterator[None]:
             for frame in frames[2:]
             if frame.filename not in passed and not frame.filename.startswith("<frozen ")
         ]
-        # The user's own code is where to look, also if it failed in a package that it called.
+        # The user's own code is the place to look, even if a package that it called has failed.
         own = own_frames(error)
         if own or (theirs and not place):
             last = (own or theirs)[-1]
@@ -197,7 +197,7 @@ def _file_of(module: Any) -> str:
 def optional(module: str, extra: str, asked: str) -> Any:
     """Import a module that may not be installed.
 
-    ``extra`` is the extra of cafedcl that it belongs to, and ``asked`` what needs it.
+    ``extra`` is the extra of cafedcl that includes it, and ``asked`` is what needs it.
     """
     try:
         return importlib.import_module(module)
@@ -217,7 +217,7 @@ def requirements(extra: str) -> list[str]:
     try:
         lines = metadata.requires("cafedcl") or []
     except metadata.PackageNotFoundError:
-        # The code runs where it lies, without having been installed.
+        # The code runs from its folder without being installed.
         lines = []
     named = re.compile(rf"""extra *== *["']{re.escape(extra)}["']""")
     found = [line.partition(";")[0].strip() for line in lines if named.search(line)]

@@ -18,15 +18,15 @@ def interrupt() -> None:
 def stop_signals_handled(stop: Callable[[], None] = interrupt) -> Iterator[None]:
     """Call ``stop`` at every signal that asks to stop while a block runs.
 
-    A signal that was ignored before stays ignored: `nohup` ignores SIGHUP, so that a command goes
-    on without its terminal.
+    A signal that was ignored before stays ignored: `nohup` ignores SIGHUP, so that a command
+    continues without its terminal.
     """
     asked = False
 
     def handle(number: int, _: object) -> None:
         nonlocal asked
-        # A closed terminal may send it twice, once by its shell, and the second one must not cut
-        # short what the first one has begun to save.
+        # A closed terminal may send it twice, once through its shell, and the second signal must
+        # not interrupt the saving that the first one has started.
         if number == signal.SIGHUP and asked:
             return
         asked = True

@@ -7,7 +7,7 @@ from functools import cache
 
 TRIM_THRESHOLD = -1
 MMAP_MAX = -4
-"""What `mallopt` calls these two settings, in malloc.h of the GNU C library."""
+"""The numbers of these two settings of `mallopt`, from malloc.h of the GNU C library."""
 KEPT_BYTES = 2**28
 """Freed memory that the process keeps at most at the end of its heap."""
 

@@ -30,7 +30,7 @@ def data_folder(given: str) -> Path:
 
 
 def absolute(path: str) -> str:
-    """Return a path from the root on, with ``~`` replaced by the home folder."""
+    """Return an absolute path, with ``~`` replaced by the home folder."""
     try:
         return str(Path(path).expanduser().resolve())
     except RuntimeError:
@@ -53,7 +53,7 @@ def is_path(name: str) -> bool:
 def is_folder(place: str) -> bool:
     """Return whether the place of a model is a folder, and not a name on the Hugging Face hub.
 
-    A name on the hub has no such beginning, but it may be that of a folder here.
+    A name on the hub has no such beginning, but a folder here may have the same name.
     """
     return place.startswith(("/", "~", ".")) or Path(place).expanduser().is_dir()
 

@@ -10,7 +10,7 @@ del _VISIBLE[ord("\n")]
 del _VISIBLE[ord("\t")]
 _VISIBLE[0x7F] = "\u2421"
 _VISIBLE |= dict.fromkeys(range(0x80, 0xA0), REPLACEMENT)
-# Overrides of the direction of writing, with which a name can pretend to be another one.
+# Overrides of the writing direction, which can make one name look like another.
 _VISIBLE |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), REPLACEMENT)
 # Python reads bytes of a path that are not UTF-8 as lone surrogates, which cannot be written.
 _VISIBLE |= dict.fromkeys(range(0xD800, 0xE000), REPLACEMENT)

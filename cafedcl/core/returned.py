@@ -1,4 +1,4 @@
-"""What steps of a method or an augmenter return, checked where it is still known which step it was.
+"""Checks of what steps of a method or an augmenter return, made while the step is still known.
 
 A mistake that is found later, far from the step, would name neither the step nor its file.
 """
@@ -16,24 +16,24 @@ class Owner(Protocol):
 
     @property
     def title(self) -> str:
-        """What a message calls it, such as ``method fedavg``."""
+        """Its name in messages, such as ``method fedavg``."""
 
 
 def wrong_result(owner: Owner, step: str, returned: str, expected: str) -> CafedclError:
-    """Return the error for a step that returns something else than it should."""
+    """Return the error for a step that returns something other than it should."""
     place = place_of(getattr(owner, step))
     return CafedclError(f"{owner.title}: its {step} returns {returned}; {expected}{place}")
 
 
 def kind_of(value: object) -> str:
-    """Return what a message says of a value that has another shape, or is no tensor."""
+    """Return how messages describe a wrong value: by its shape, or by its type if not a tensor."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     return type(value).__name__
 
 
 def named_tensors(owner: Owner, step: str, found: object, each: str = "a tensor") -> Tensors:
-    """Return what a step returned; raises CafedclError if it is no dict of tensors by name."""
+    """Return what a step returned; raises CafedclError unless it is a dict of tensors by name."""
     if not isinstance(found, dict):
         expected = "a dict of tensors is expected"
         raise wrong_result(owner, step, type(found).__name__, expected)

@@ -18,7 +18,7 @@ Labels = npt.NDArray[np.int64]
 def _sequence(seed: int, purpose: str, keys: tuple[int, ...]) -> np.random.SeedSequence:
     """Return the seeds of a stream: those of ``seed`` with the purpose and the keys as spawn key.
 
-    For numbers of 32 bits the words are built here, exactly as NumPy would; it does so slowly.
+    For 32-bit numbers the words are built here, exactly as NumPy does it, but faster.
     """
     spawn = (crc32(purpose.encode()), *keys)
     if max(seed, *spawn) >> 32:

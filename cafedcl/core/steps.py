@@ -1,7 +1,7 @@
-"""Steps that may take long say what they do, and how far they are; somebody else shows it.
+"""Long steps report what they do and how far they are; other code shows it.
 
-Whoever works calls `step` or `tracked`. Whoever shows progress asks for `current` now and then:
-nothing is printed here, so the same code runs in a terminal, in a notebook and in a worker.
+Code that works calls `step` or `tracked`. Code that shows progress polls `current`. Nothing is
+printed here, so the same code runs in a terminal, in a notebook and in a worker.
 """
 
 import time
@@ -17,7 +17,7 @@ WORTH_SHOWING = 2.0
 
 @dataclass
 class Step:
-    """Something that is being done."""
+    """A step in progress."""
 
     what: str
     total: int = 0
@@ -34,7 +34,7 @@ class Step:
         return time.perf_counter() - self.began
 
     def left(self) -> float | None:
-        """Return the seconds left, or None where nobody knows."""
+        """Return the seconds left, or None if they are not known."""
         if self.total and self.done:
             return self.seconds / self.done * (self.total - self.done)
         if self.expected:
@@ -65,7 +65,7 @@ _active: list[Step] = []
 
 
 def current() -> Step | None:
-    """Return the innermost step that is being done, or None."""
+    """Return the innermost step in progress, or None."""
     # A copy: another thread may end a step between a look at the length and one at the element.
     steps = _active[:]
     return steps[-1] if steps else None
@@ -73,7 +73,7 @@ def current() -> Step | None:
 
 @contextmanager
 def step(what: str, total: int = 0, unit: str = "", expected: float = 0.0) -> Iterator[Step]:
-    """Say what a block does while it runs; the block counts ``done`` up to ``total``."""
+    """Report what a block does while it runs; the block counts ``done`` up to ``total``."""
     begun = Step(what, total, unit, expected)
     _active.append(begun)
     try:

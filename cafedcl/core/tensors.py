@@ -29,7 +29,7 @@ OWN_MODEL = "own/"
 ENCODER = "encoder."
 """The prefix of the encoder's weights in a network."""
 OPTIMIZER = "server/optimizer/"
-"""What the server's optimizer keeps: it is as large as the model, and lies where the model does."""
+"""What the server's optimizer keeps: it is as large as the model, and on the same device."""
 FEATURES = "server/features"
 """Features that a server trains on: too many numbers to be recorded in every round."""
 
@@ -47,7 +47,7 @@ def without(prefix: str | tuple[str, ...], tensors: Mapping[str, Tensor]) -> Ten
 
 
 def method_memory(memory: Mapping[str, Tensor]) -> Tensors:
-    """Return what the method itself keeps of a client: no weights, and nothing of augmentation."""
+    """Return what the method itself keeps for a client, without weights and augmentation."""
     return without((MODEL, AUGMENT, OWN_MODEL), memory)
 
 
@@ -88,7 +88,7 @@ def pack(tensors: Mapping[str, Tensor], header: Header) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[Tensors, Header]:
-    """Return what :func:`pack` was given; raises ValueError if the bytes are not whole."""
+    """Return what :func:`pack` was given; raises ValueError if bytes are damaged."""
     try:
         size = int.from_bytes(data[:8], "little")
         metadata = json.loads(data[8 : 8 + size])["__metadata__"]
@@ -125,7 +125,7 @@ def _entry(name: str, value: Tensor) -> Entry:
 
 
 def pack_with_digest(tensors: Tensors, header: Header) -> bytes:
-    """Return the content of a file from which a damaged one can be told."""
+    """Return the content of a file with a digest, by which damage can be detected."""
     return pack(tensors, {**header, DIGEST: digest(tensors, header)})
 
 

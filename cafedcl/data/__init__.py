@@ -85,7 +85,7 @@ def _load(options: DataOptions) -> Dataset:
         label = f"{name}_{options.size}" if options.size else name
         chosen = (options.client, options.group, options.window)
         if chosen != ("", "", "auto"):
-            # An entry that was read with other options is not what is asked for.
+            # An entry that was read with other options must not be used.
             label += f"-{choice_digest(*chosen)}"
         return _with_warnings(cached(root, label, [file], lambda: read_npz_set(file, options)))
     hint = nearest(name, dataset_names(options.dir))
@@ -96,7 +96,7 @@ def _load(options: DataOptions) -> Dataset:
 
 
 def _refuse_own_options(options: DataOptions) -> None:
-    """Refuse options that only your own data have."""
+    """Refuse options that only apply to your own data."""
     given = {"client": options.client, "group": options.group}
     if options.window != "auto":
         given["window"] = options.window

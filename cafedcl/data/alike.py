@@ -1,7 +1,8 @@
-"""Names that look alike: of classes, clients and groups. Most likely somebody mistyped one."""
+"""Names of classes, clients and groups that look alike: most likely one is mistyped."""
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
 from itertools import combinations
@@ -9,11 +10,13 @@ from itertools import combinations
 from cafedcl.core.errors import CafedclError
 
 LIKENESS = 0.8
-"""From which similarity on two names may be one, between 0 and 1: benign and bening have 0.83."""
+"""Similarity, from 0 to 1, from which two names may mean the same: benign and bening have 0.83."""
 MOST_COMPARED = 200
-"""With more classes than these, comparing all pairs would take long, and nobody types the names."""
+"""With more classes, comparing all pairs would take long, and names are not typed by hand."""
 SHORTEST = 4
 """Shorter names are alike by chance."""
+MISSING = {"nan", "none", "null", "na", "n/a"}
+"""What programs write for a value that is missing."""
 WHOLE_NUMBER = re.compile(r"0*(\d+)(?:\.0*)?")
 
 
@@ -29,7 +32,7 @@ def as_it_looks(name: str) -> str:
 def refuse_similar(where: object, what: str, names: Sequence[str]) -> None:
     """Refuse names of classes or clients that look the same; most likely a typing error.
 
-    Clients' names must differ by more than upper and lower case, too.
+    Clients' names must also differ by more than upper and lower case.
     """
     seen: dict[str, str] = {}
     for name in names:
@@ -51,19 +54,28 @@ def refuse_similar(where: object, what: str, names: Sequence[str]) -> None:
 
 
 def alike_groups(where: object, kind: str, groups: Iterable[str]) -> list[str]:
-    """Return a remark on groups whose names differ only in looks, such as P1 and p1, or 7 and 07.
+    """Return remarks on groups whose names differ only in looks, such as P1 and p1, or 7 and 07,
+    and on a group whose name says that there is none.
 
-    They count as two, so that images of one patient may be in training and in test.
+    The former count as two, so that images of one patient may be in training and in test.
     """
+    images = Counter(groups)
+    remarks = [
+        f"{where}: {number} images have '{name}' as their {kind}, and count as one {kind}; if it "
+        "is unknown, give each image a value of its own"
+        for name, number in sorted(images.items())
+        if number > 1 and name.strip().casefold() in MISSING
+    ]
     seen: dict[str, str] = {}
-    for name in sorted(set(groups)):
+    for name in sorted(images):
         other = seen.setdefault(as_it_looks(name).casefold(), name)
         if other != name:
-            return [
+            remarks.append(
                 f"{where}: values of {kind} '{other}' and '{name}' differ only by case, blanks, "
                 "accents or leading zeros and count as two; write them alike if they are one"
-            ]
-    return []
+            )
+            break
+    return remarks
 
 
 def alike_classes(where: object, holders: Mapping[str, Collection[str]]) -> list[str]:
@@ -90,7 +102,7 @@ def _one_or_two(where: object, holders: Mapping[str, Collection[str]], one: str,
 
 def _similar(one: str, other: str) -> bool:
     both = one.casefold(), other.casefold()
-    # Classes that are numbered, such as grade 1 and grade 2, are meant to be alike.
+    # Numbered classes, such as grade 1 and grade 2, are alike on purpose.
     if any(len(name) < SHORTEST or any(map(str.isdigit, name)) for name in both):
         return False
     # The first letter is rarely mistyped, and a prefix changes the meaning: normal and abnormal.

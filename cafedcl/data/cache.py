@@ -29,7 +29,7 @@ def cached(
 ) -> tuple[Dataset, Remarks]:
     """Return the result of ``make``, from ``cache/`` below the data folder if files are unchanged.
 
-    If the folder cannot be written to, nothing is cached; this is no error.
+    If the folder cannot be written to, nothing is cached; this is not an error.
     """
     folder = root / FOLDER
     path = folder / f"{label}-{_files_digest(files)}.safetensors"
@@ -60,7 +60,7 @@ def cached_tensors(
 
 
 def choice_digest(*chosen: object) -> str:
-    """Return a short digest of what decides how files are read: their place, and options."""
+    """Return a short digest of what determines how files are read: their place, and options."""
     # Bytes of a path that are not UTF-8 are lone surrogates, which no other encoding accepts.
     text = "|".join(map(str, chosen)).encode("utf-8", "surrogateescape")
     return hashlib.sha256(text).hexdigest()[:8]
@@ -74,7 +74,7 @@ def _files_digest(files: Iterable[Path]) -> str:
 
 
 def _stat(file: Path) -> os.stat_result:
-    """Return a file's status; that of the link itself if it leads nowhere."""
+    """Return a file's status; for a broken link, that of the link itself."""
     try:
         return file.stat()
     except FileNotFoundError:

@@ -103,7 +103,7 @@ def check_parts(
         raise CafedclError(f"{where}: training and test images differ in shape, {shapes}")
     empty = np.flatnonzero(np.bincount(train_y, minlength=len(names)) == 0)
     if len(empty):
-        # Classes that have names of their own may begin with an empty one for any reason.
+        # If classes have their own names, the first one may be empty for any reason.
         from_one = names[empty[0]] == "0" and np.concatenate([train_y, test_y]).min() == 1
         hint = "; labels count from 0, so take 1 from each if yours count from 1"
         raise CafedclError(
@@ -132,7 +132,7 @@ def check_owners(where: object, owners: Ints, images: int, owner_names: Sequence
 
 
 def check_dataset(where: object, data: Dataset) -> None:
-    """Check a data set that someone else's code made, as any other is checked."""
+    """Check a data set that foreign code made, as any other is checked."""
     images = (data.train_x, data.test_x)
     labels = (data.train_y, data.test_y, data.owners)
     numbered = (*labels, data.groups, data.test_groups)
@@ -192,7 +192,7 @@ def nchw(x: Bytes, where: object) -> Bytes:
     if 0 in x.shape[1:]:
         raise CafedclError(f"{where}: the images have no pixels")
     # The stride of a single channel has no meaning, but PyTorch chooses kernels by it, and so the
-    # last bits of scores. Flattening gives the usual one.
+    # last bits of scores. Flattening gives the usual stride.
     return np.ascontiguousarray(x).reshape(-1).reshape(x.shape)
 
 
@@ -233,8 +233,8 @@ def choose_test(labels: Ints, owners: Ints | None = None, groups: Ints = NO_GROU
     """Choose a fifth of the images for testing, stratified by class and natural client.
 
     The choice is the same every time. Every client and every class keeps an image for training, and
-    every class of two images or more has one for testing, if it can.
-    With groups, a fifth of the groups is chosen.
+    every class with at least two images has one for testing if possible. With groups, a fifth of
+    the groups is chosen.
     """
     if len(groups):
         return _choose_test_groups(labels, owners, groups)
@@ -244,7 +244,7 @@ def choose_test(labels: Ints, owners: Ints | None = None, groups: Ints = NO_GROU
         held[draw_by_class(labels, part_of(np.bincount(labels), TEST_SHARE), rng)] = True
         return held
     # A client may have few images of a class, so rounding every share would be far off. Instead
-    # images are put in the order of (client, class), shuffled inside, and every fifth is taken.
+    # images are sorted by (client, class), shuffled within each, and every fifth is taken.
     order = rng.permutation(len(labels))
     order = order[np.lexsort((labels[order], owners[order]))]
     of_class = np.bincount(labels)
@@ -260,8 +260,8 @@ def choose_test(labels: Ints, owners: Ints | None = None, groups: Ints = NO_GROU
             due -= 1
             of_class[label] -= 1
             of_client[owner] -= 1
-    # Every fifth may be none of a rare class. Without a test image, nobody would know how well it
-    # is recognised.
+    # Every fifth image may include none of a rare class. Without a test image, nobody would know
+    # how well it is recognised.
     for label in np.flatnonzero(np.bincount(labels[held], minlength=len(of_class)) == 0):
         members = order[labels[order] == label]
         members = members[of_client[owners[members]] > 1]

@@ -22,15 +22,15 @@ _PLAIN_FIELDS = ("names", "owner_names", "owner_kind", "group_kind", "window")
 
 
 Numbers = Tensor | npt.NDArray[Any]
-"""What a data function may give: a tensor, or a NumPy array."""
+"""What a data function may return: a tensor, or a NumPy array."""
 
 
 def as_tensor(value: Any) -> Any:
-    """Return a NumPy array as a tensor; anything else, and arrays of no such type, as it is."""
+    """Return a NumPy array as a tensor; anything else, or an array of another type, as it is."""
     if not isinstance(value, np.ndarray):
         return value
-    # Tensors have the machine's byte order, no negative strides, as flipped images have, and
-    # memory that can be written to, which a file's may not be.
+    # Tensors need the machine's byte order, no negative strides (flipped images have them), and
+    # writable memory, which a file's may not be.
     native = value.astype(value.dtype.newbyteorder("="), copy=not value.flags.writeable)
     with suppress(TypeError):
         return torch.from_numpy(np.ascontiguousarray(native))
@@ -120,7 +120,7 @@ class Dataset:
         return cls(**parts)
 
     def plain(self) -> dict[str, Any]:
-        """Return the fields that are no tensors, by name, for :meth:`from_tensors`."""
+        """Return the fields that are not tensors, by name, for :meth:`from_tensors`."""
         return {name: getattr(self, name) for name in _PLAIN_FIELDS}
 
     @property
@@ -197,7 +197,7 @@ class Dataset:
         return replace(self, groups=no_numbers(), test_groups=no_numbers(), group_kind="")
 
     def merged(self) -> "Dataset":
-        """Return the data set with its test images among the training images, and none to test."""
+        """Return the data set with its test images added to the training images."""
         return self.of(
             torch.cat([self.train_x, self.test_x]),
             torch.cat([self.train_y, self.test_y]),

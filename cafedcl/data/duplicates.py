@@ -1,4 +1,4 @@
-"""The same image in training and test: the score would then tell what was learned by heart."""
+"""Images that are in both training and test: scores would then measure memorisation."""
 
 from collections.abc import Callable, Iterable
 from hashlib import blake2b
@@ -10,7 +10,7 @@ SHOWN = 3
 
 
 def find_duplicates(train: Iterable[Bytes], test: Iterable[Bytes]) -> list[tuple[int, int]]:
-    """Return the numbers of test images whose pixels a training image has too, with its number."""
+    """Return the numbers of test images that equal a training image, with that image's number."""
     seen: dict[bytes, int] = {}
     for row, image in enumerate(train):
         seen.setdefault(_digest(image), row)

@@ -11,8 +11,8 @@ from cafedcl.core.arrays import Array, Bytes
 DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
 """Pillow's names of grey images with 16 or 32 bits."""
 OUTLIERS = 0.1
-"""Percent of an image's pixels at each end of its values that do not widen the window: a few
-pixels, such as a burnt-in mark, would otherwise leave the rest with hardly any grey level.
+"""Percentage of an image's pixels at each end of its values that do not widen the window.
+Otherwise a few pixels, such as a burnt-in mark, would leave hardly any grey levels for the rest.
 """
 
 
@@ -23,7 +23,7 @@ class GreyValues:
     values: Array
     """(height, width)."""
     own_window: tuple[float, ...] = ()
-    """The lowest and the highest value to show, as the file says; empty if it does not."""
+    """The lowest and the highest value to show according to the file; empty if it has none."""
     inverted: bool = False
     """Whether low values are bright."""
 
@@ -49,7 +49,7 @@ class Window:
     limits: tuple[float, ...] = ()
     """The lowest and the highest value; empty if no image needs them."""
     prefers_own: bool = True
-    """Whether a file's own window comes first."""
+    """Whether a file's own window takes precedence."""
 
     @classmethod
     def of(cls, limits: Sequence[float], option: str) -> "Window":
@@ -94,7 +94,7 @@ def to_levels(values: Array, limits: tuple[float, ...]) -> Bytes:
     """Return values as bytes: the first limit and below is 0, the second and above is 255."""
     low, high = limits
     scaled = (values.astype(np.float32) - low) * (255 / max(high - low, 1e-12))
-    # NaN is no grey value; it is shown as black.
+    # NaN is not a grey value; it is shown as black.
     levels: Bytes = np.clip(np.round(np.nan_to_num(scaled, nan=0.0)), 0, 255).astype(np.uint8)
     return levels
 

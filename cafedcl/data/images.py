@@ -65,9 +65,9 @@ def is_hidden(name: str) -> bool:
 
 
 def is_image_file(path: Path) -> bool:
-    """Return whether a file in a folder is taken for an image: by its ending, or as DICOM.
+    """Return whether a file in a folder counts as an image: by its ending, or as DICOM.
 
-    A link that leads nowhere may be one: it is then found to be broken, and not overlooked.
+    A broken link counts too, so that it is reported instead of overlooked.
     """
     named = path.name.lower().endswith(ENDINGS)
     if not path.is_file():
@@ -156,7 +156,7 @@ class DecodedImages:
 
 @dataclass(frozen=True)
 class Head:
-    """What has to be known of every image before the first one is decoded."""
+    """What must be known about every image before the first one is decoded."""
 
     size: tuple[int, int]
     """Its upright width and height."""
@@ -166,7 +166,7 @@ class Head:
     range: tuple[float, float] | None = None
     """The range of these values, where it is needed."""
     own_window: bool = False
-    """Whether the file says which of these values to show, and that is used."""
+    """Whether the file's own window of these values is used."""
     reduced: bool = False
     """Whether it is a colour image of 16 bits, of which Pillow reads the upper 8."""
 
@@ -185,7 +185,7 @@ def decode_images(
     """
     given = window or Window()
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool, warnings.catch_warnings():
-        # Pillow warns of very large images, which are resized like any other. It raises an error
+        # Pillow warns about very large images, which are resized like any other. It raises an error
         # for those beyond its limit.
         warnings.simplefilter("ignore")
         looked_at = pool.map(lambda opener: _head(opener, given), openers)
@@ -245,7 +245,7 @@ def open_image(opener: Opener) -> Iterator[Image.Image | GreyValues]:
             return
         with Image.open(file) as image:
             frames = getattr(image, "n_frames", 1)
-            # The JPEG of a phone may hold a preview, too; its first frame is the image.
+            # The JPEG of a phone may also hold a preview; its first frame is the image.
             if frames > 1 and image.format in ("TIFF", "GIF", "PNG", "WEBP"):
                 raise ValueError(
                     f"a {image.format} of {frames} pages or frames; save each as a file of its own"
@@ -282,7 +282,7 @@ def _as_bytes(opened: Image.Image | GreyValues, window: Window) -> Image.Image:
 
 
 def _head(opener: Opener, window: Window) -> Head | str:
-    """Return what has to be known of an image, or what is wrong with it."""
+    """Return what must be known about an image, or what is wrong with it."""
     try:
         with open_image(opener) as image:
             if isinstance(image, GreyValues):
@@ -321,8 +321,8 @@ def _reason(error: Exception) -> str:
 def _room_for(shape: tuple[int, ...]) -> Bytes:
     """Return an array for images; raise MemoryError if it is larger than the memory.
 
-    NumPy alone would not: memory is only taken when pixels are written, and Linux then ends the
-    process.
+    NumPy alone would not: memory is only allocated when pixels are written, and Linux then kills
+    the process.
     """
     if math.prod(shape) > total_memory():
         raise MemoryError

@@ -12,7 +12,7 @@ from cafedcl.data.grey_values import to_levels
 HALF_LEVEL = 0.5 / 255
 """Half a level of 8 bits: rounding to bytes removes an error of this size."""
 LEAST_OF_BYTES = 32.0
-"""Below this maximum, fractions are not taken for values 0 to 255: too few levels would be left."""
+"""Below this maximum, fractions do not count as values 0 to 255: too few levels would be left."""
 SHARE_OF_BYTES = 0.01
 """The share of the pixels that must exceed 1 in values 0 to 255; a few outliers prove nothing."""
 WHAT_TO_DO = (
@@ -27,9 +27,9 @@ def to_bytes(
     """Return the pixels of all parts of a data set, such as training and test, as uint8.
 
     Either all parts hold values 0 to 255, which stay as they are, or all hold fractions 0 to 1,
-    which are scaled. What exceeds these limits by a rounding error is clipped. Anything else is
-    refused, because a guess would destroy the images without a word. With ``limits``, the lowest
-    and the highest value are known.
+    which are scaled. Values that exceed these limits by a rounding error are clipped. Anything else
+    is refused, because a guess would silently destroy the images. With ``limits``, the lowest and
+    the highest value are known.
     """
     if limits:
         return {name: _windowed(pixels, name, limits, where) for name, pixels in parts.items()}

@@ -12,7 +12,7 @@ SCOPE = (
 SEPARATORS = ("|", ";", ",")
 BRACKETS = ("[]", "()", "{}")
 FEW_VALUES = 20
-"""As many fractions may be classes, such as grades of 0.5, 1.0, 1.5, if they are used often."""
+"""Up to this many fractions may be classes, such as grades 0.5, 1.0, 1.5, if used often."""
 
 
 def refuse_other_tasks(where: object, labels: Sequence[str]) -> None:
@@ -32,7 +32,7 @@ def refuse_other_tasks(where: object, labels: Sequence[str]) -> None:
 
 
 def _is_list(label: str, labels: set[str]) -> bool:
-    """Return whether a label is several: a list in brackets, or joined of others."""
+    """Return whether a label consists of several: a list in brackets, or other labels joined."""
     if any(label[:1] == pair[0] and label[-1:] == pair[1] for pair in BRACKETS):
         # "[a, b]" and "['a']" are lists; a name such as "(benign)" or "[/]" is not.
         return any(separator in label for separator in SEPARATORS) or _is_literal(label)

@@ -113,7 +113,7 @@ class Shards:
 
 
 def stratified_rows(labels: Tensor, number: int) -> Tensor:
-    """Choose about so many images, evenly spaced in every class; all, in order, for the number 0.
+    """Choose about ``number`` images, evenly spaced in every class; for 0, all in order.
 
     Each class has its share of them, and at least one if it has any.
     """
@@ -170,7 +170,7 @@ def shards_of_owners(
 ) -> Shards:
     """Return the shards, given every image's owner in each part (training, validation, test).
 
-    The owner is −1 where an image is not in the part.
+    The owner is −1 for an image that is not in the part.
     """
     by_part = []
     for owner in parts:
@@ -205,7 +205,7 @@ def fingerprint(labels: Tensor) -> str:
 
 
 OWN_FILE = re.compile(rb'.{8}\{"__metadata__":\{"header":"\{\\"labels\\":', re.DOTALL)
-"""How a file of a split begins."""
+"""The beginning of a split file."""
 
 
 def save_shards(shards: Shards, labels: Tensor, path: Path) -> None:
@@ -216,7 +216,7 @@ def save_shards(shards: Shards, labels: Tensor, path: Path) -> None:
 
 
 def load_shards(path: Path, labels: Tensor, groups: Ints = NO_GROUPS) -> Shards:
-    """Read a split; a split of other data is refused, and one that takes a group apart."""
+    """Read a split; a split of other data, or one that separates a group, is refused."""
     try:
         tensors, header = unpack(read_content(path))
         if header["labels"] != fingerprint(labels):
@@ -236,9 +236,9 @@ def load_shards(path: Path, labels: Tensor, groups: Ints = NO_GROUPS) -> Shards:
 
 
 def refuse_broken_groups(path: Path, shards: Shards, groups: Ints) -> None:
-    """Refuse a split in which a group is in training and held out as well.
+    """Refuse a split in which a group is both in training and held out.
 
-    A group may have several clients: those of a natural split are what the data say.
+    A group may have several clients, as the data may say in a natural split.
     """
     part = np.full(len(groups), -1)
     for number, rows in enumerate((shards.train, shards.validation, shards.test)):
@@ -251,7 +251,7 @@ def refuse_broken_groups(path: Path, shards: Shards, groups: Ints) -> None:
 
 
 def _check_shards(path: Path, shards: Shards, labels: Tensor) -> None:
-    """Refuse a split that does not fit together, as a damaged file gives."""
+    """Refuse an inconsistent split, such as one from a damaged file."""
     damaged = CafedclError(f"{path}: damaged: export it again with `cafedcl split --export`")
     clients = len(shards.train)
     parts = (shards.train.indices, shards.validation.indices, shards.test.indices)

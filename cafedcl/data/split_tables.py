@@ -21,7 +21,7 @@ LABEL = "label"
 PART = "part"
 COLUMNS = (IMAGE, LABEL, CLIENT, PART)
 OWN_TABLE = re.compile(",".join(COLUMNS).encode())
-"""How a table that was written here begins."""
+"""The beginning of a table that was written here."""
 LONGEST_NUMBER = 19
 """A number of an image or a class has fewer digits."""
 
@@ -33,7 +33,7 @@ def is_table(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class SplitTable:
-    """What a table says of every training image."""
+    """What a table says about every training image."""
 
     owner: Ints
     """The client of every image; −1 for an image that is not in the table."""
@@ -65,7 +65,7 @@ def save_table(shards: Shards, labels: Tensor, path: Path) -> None:
 
 
 def check_labels(path: Path) -> None:
-    """Refuse a table that cannot be checked against data of which only a part is used."""
+    """Refuse a table that cannot be checked when only a part of the data is used."""
     head = read_content(path).decode("utf-8-sig", "replace").partition("\n")[0]
     if LABEL not in (name.strip() for name in head.split(",")):
         raise CafedclError(
@@ -136,8 +136,8 @@ def _whole_number(text: str) -> int | None:
 def _numbered(
     path: Path, client_of: dict[int, str], part_of: dict[int, int], images: int
 ) -> SplitTable:
-    """Return what rows say, with clients by their numbers: their own, if these are 0 to K−1."""
-    # Numbers from 1, say, are names, but in the order of numbers.
+    """Return the rows with clients by number: the given numbers, if these are 0 to K−1."""
+    # Other numbers, such as those from 1 on, are names, but in numerical order.
     names = sorted(
         set(client_of.values()),
         key=lambda name: (_whole_number(name) is None, _whole_number(name) or 0, name),

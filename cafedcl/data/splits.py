@@ -32,7 +32,9 @@ BLOCK = 1_000_000
 
 @dataclass(frozen=True)
 class SplitWords:
-    """What messages call that which is assigned: images or groups, classes and clients."""
+    """The words of messages: whether images or groups are assigned, and names of classes and
+    clients.
+    """
 
     units: str = "images"
     classes: Sequence[str] = ()
@@ -223,7 +225,7 @@ def assign_clients(
     seed: int,
     words: SplitWords = UNNAMED,
 ) -> Ints:
-    """Return the client of every image, or of every group, after the long tail was cut out."""
+    """Return the client of every image, or of every group, after the long tail was applied."""
     rng = stream(seed, "split")
     if len(labels) < clients:
         raise CafedclError(f"split: {len(labels)} {words.units} are too few for {clients} clients")
@@ -254,7 +256,7 @@ def split(
     """Split images over clients, and each client's into training, validation and test images.
 
     ``natural`` is the natural client of every image, empty if there are none. ``test_share`` is 0
-    under the complete protocol. ``groups`` is the group of every image, which is never taken apart;
+    under the complete protocol. ``groups`` is the group of every image; a group is never separated;
     None or empty if there are none.
     """
     group: Ints = NO_GROUPS if groups is None else groups.cpu().numpy()
@@ -299,7 +301,7 @@ def shards_of_table(
 ) -> Shards:
     """Return the split of a table.
 
-    ``shares`` of the images are held out for validation and test, where it does not say which.
+    ``shares`` of the images are held out for validation and test, if the table has no parts.
     """
     table = load_table(path, labels)
     if len(table.part):

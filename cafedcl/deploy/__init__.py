@@ -1,1 +1,1 @@
-"""Running across machines: thin wrappers over Flower's own commands that do the fiddly part."""
+"""Running across machines: thin wrappers around Flower that handle the fiddly parts."""

@@ -1,7 +1,7 @@
 """The Flower app that is submitted to a SuperLink. It only names two installed components.
 
 The package itself is not sent. A simulation runs the two components. A deployment runs neither:
-there the app is only the name under which Flower knows a run.
+there Flower knows a run by the app, and that is all the app is for.
 """
 
 from pathlib import Path

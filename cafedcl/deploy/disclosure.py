@@ -1,7 +1,7 @@
-"""What leaves a site in a run: every tensor and number, and what it tells.
+"""What leaves a site in a run: every tensor and number, and what it reveals.
 
-The list is made by doing it: a site with a few made-up images enrols, trains for a round and scores
-a model, and its real messages are read. So the list cannot differ from what is sent.
+The list comes from real messages: a site with a few made-up images enrols, trains for a round and
+scores a model, and its messages are read. So the list cannot differ from what is sent.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ from cafedcl.methods import checked, find_method
 IMAGES_PER_CLASS = 10
 """Made-up images of every class that the site has."""
 FEWEST = 2
-"""The most images of a class that a made-up site needs to report it: it has few of them."""
+"""A made-up site reports classes from this many images on, or fewer: it has few images."""
 ENROLMENT = "once, before the first round"
 ROUND = "every round"
 SCORING = "whenever the server's model is scored"
@@ -62,7 +62,7 @@ TELLS = {
     "theirs, in the open",
     "all": "correct predictions of the server's model on its test images, per class",
 }
-"""What an entry tells, by its name or the beginning of its name."""
+"""What an entry reveals, by its name or the beginning of its name."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def disclosed(config: Config, shape: Shape, classes: int) -> list[Disclosed]:
     own = made_up(shape, classes)
     enrolled = enrol(config, own, "a site")
     setup = prepare_server(config, Population.of([enrolled]))
-    # A list of what a run sends that nobody can start would only mislead.
+    # A list for a run that cannot start would only mislead.
     check_privacy(setup.config, setup.task)
     assigned = Population.of([enrolled]).assignment("a site", setup.task.clients.census)
     task = prepare_site(setup.config, own, assigned, "a site")
@@ -164,13 +164,13 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 def _tells(name: str) -> str:
-    """Return what an entry tells, by the longest part of its name that is known."""
+    """Return what an entry reveals, by the longest known part of its name."""
     known = [key for key in TELLS if name == key or name.startswith(f"{key}/")]
     return TELLS[max(known, key=len)] if known else "not described"
 
 
 def as_table(entries: list[Disclosed]) -> list[list[str]]:
-    """Return the entries as rows of text: when, name, shape, bytes, what it tells."""
+    """Return the entries as rows of text: when, name, shape, bytes, what each reveals."""
     rows = []
     for entry in entries:
         shape = " × ".join(str(size) for size in entry.shape) or "one value"
@@ -179,7 +179,7 @@ def as_table(entries: list[Disclosed]) -> list[list[str]]:
 
 
 def limits(config: Config) -> list[str]:
-    """Return in words how a config limits what sites tell."""
+    """Return in words how a config limits what sites report."""
     release = config.release.settled(own_data=True)
     counts = {
         "exact": "class counts are exact",

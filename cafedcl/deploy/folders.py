@@ -19,11 +19,11 @@ from cafedcl.deploy.proxy import write_proxy_config
 T = TypeVar("T")
 PORT = 8000
 NODES = "nodes.json"
-"""The server's file of which Flower node has which site's key."""
+"""The server's file with the Flower node of each site's key."""
 RUNS = "runs.json"
-"""The server's file of which run writes which folder."""
+"""The server's file with the folder of each run."""
 MOST_RUNS = 1000
-"""The number of runs in that file."""
+"""The most runs in that file."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class SiteOptions:
     data: str = option("", "this site's data, in any form that --data accepts")
     client: int = option(
         -1,
-        "without own data, to try things out: number of the client of the run's data set whose "
-        "shard this site holds",
+        "for trials without own data: number of the client whose shard of the run's data set this "
+        "site holds",
         low=-1,
     )
     device: str = option("auto", "device to train on: auto, cpu, cuda, cuda:1 or mps")
@@ -80,8 +80,8 @@ class SiteOptions:
     )
     details: bool = option(
         False,
-        "allow runs that ask for exact class counts, raw prototypes or notes, and methods from "
-        "whose messages as much can be computed",
+        "allow runs that ask for exact class counts, raw prototypes or notes, and methods whose "
+        "messages reveal as much",
     )
     grid: int = option(
         10,
@@ -105,7 +105,7 @@ def _read_config(folder: Path, file: str, options: type[T], section: str) -> T:
     """Return the options in the config file of a deployment's folder."""
     path = folder / file
     if not path.exists():
-        # People give the deployment's folder, or are in the one above it.
+        # Users may give the deployment's folder, or be in the one above it.
         near = [*folder.glob(f"*/{file}"), *folder.parent.glob(f"*/{folder.name}/{file}")]
         advice = f"did you mean {min(near).parent}?" if near else "`cafedcl deploy init` makes one"
         raise CafedclError(f"{folder}: there is no {file}; {advice}")
@@ -161,7 +161,7 @@ def check_site_name(name: str) -> None:
 
 
 def check_host(host: str) -> None:
-    """Raise an error if a text is neither an address nor a host name."""
+    """Raise an error for a text that is neither an address nor a host name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -175,7 +175,7 @@ def check_host(host: str) -> None:
 def make_folders(
     folder: Path, server: ServerOptions, sites: dict[str, str], simulated: bool
 ) -> list[Path]:
-    """Write a deployment: ``folder/server``, and ``folder/NAME`` for every site; return them all.
+    """Write a deployment, ``folder/server`` and ``folder/NAME`` for every site; return the folders.
 
     ``sites`` maps each site's name to its data.
     """
@@ -274,7 +274,7 @@ def run_folders(server: Path) -> dict[int, str]:
 
 
 def remember_run(server: Path, number: int, folder: Path) -> None:
-    """Keep which folder a run writes; Flower is not told, as it would tell every site."""
+    """Store which folder a run writes. Flower must not know, because it would tell every site."""
     known = [*run_folders(server).items(), (number, str(folder.resolve()))]
     path = server / RUNS
     with explained(path):

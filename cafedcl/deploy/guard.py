@@ -1,6 +1,6 @@
 """Run a command that ends with the process that started it, however that process ends.
 
-``python -m cafedcl.deploy.guard PARENT COMMAND...``: Flower's programs and nginx know nothing of
+``python -m cafedcl.deploy.guard PARENT COMMAND...``: Flower's programs and nginx know nothing about
 the process that starts them. If it were killed, they would keep their ports, and a site would stay
 online without a worker.
 """

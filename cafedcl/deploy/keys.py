@@ -14,7 +14,7 @@ YEARS = 5
 
 
 def write_secret(path: Path, data: bytes) -> None:
-    """Write a file that only its owner may read; an old one is replaced at once or not at all."""
+    """Write a file that only its owner may read; an old one is replaced atomically."""
     if path.is_dir():
         raise CafedclError(f"{path}: it is a folder; remove it")
     new = path.with_name(path.name + ".new")
@@ -138,7 +138,7 @@ def refuse_expired(folder: Path) -> None:
 def refuse_missing(folder: Path, advice: Mapping[str, str]) -> None:
     """Raise an error if a key or certificate is not in a deployment's folder.
 
-    ``advice`` says for each file what to do without it.
+    ``advice`` says what to do if each file is missing.
     """
     for name, what_to_do in advice.items():
         if (folder / name).is_dir():
@@ -189,7 +189,7 @@ def read_node_key(path: Path) -> bytes:
 
 AUTHORITY = "cafedcl deployment"
 LONGEST_COMMON_NAME = 64
-"""Characters; clients compare the alternative names of a certificate, which may be longer."""
+"""The limit in characters; clients compare the alternative names, which may be longer."""
 KEY_USES = (
     "digital_signature",
     "content_commitment",

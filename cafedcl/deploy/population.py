@@ -84,7 +84,7 @@ class Enrolled:
 
 @dataclass(frozen=True)
 class EnrolmentLimits:
-    """What the deployment lets a site enrol with, so that nobody can claim whatever it likes."""
+    """What the deployment lets a site enrol with, so that no site can claim whatever it likes."""
 
     classes: tuple[str, ...] = ()
     """The names of all classes; empty: those that sites have."""
@@ -123,7 +123,7 @@ class Population:
     tested: Tensor | None
     """Test images per site and class; None in a run of an earlier version."""
     remarks: tuple[str, ...] = ()
-    """What may be wrong with what the sites enrolled with."""
+    """What may be wrong with the enrolments of the sites."""
 
     @classmethod
     def of(cls, sites: list[Enrolled], classes: tuple[str, ...] = ()) -> "Population":
@@ -178,12 +178,12 @@ class Population:
 
     @property
     def unreported(self) -> list[str]:
-        """The classes of which no site reports training images."""
+        """The classes for which no site reports training images."""
         known = self.counts.sum(0) > 0
         return [name for name, there in zip(self.names, known.tolist(), strict=True) if not there]
 
     def assignment(self, site: str, census: Census) -> "SiteAssignment":
-        """Return a site's assignment; ``census`` is what the server's task says of all clients."""
+        """Return a site's assignment; ``census`` is that of all clients, from the server's task."""
         return SiteAssignment(
             client=self.sites.index(site),
             clients=len(self.sites),
@@ -195,7 +195,7 @@ class Population:
 
 
 def same_shape_advice(one: Shape, other: Shape) -> str:
-    """Return what to do about images of two places that differ in shape."""
+    """Return advice for images of two places that differ in shape."""
     if one[0] == other[0]:
         return "set data.size to resize all of them"
     return (
@@ -208,7 +208,7 @@ def same_shape_advice(one: Shape, other: Shape) -> str:
 class SiteAssignment:
     """What a site learns about a run: its number, the classes, mean and std, and class counts.
 
-    ``most``, ``total`` and ``images`` are what it is told of all sites (see `Census`).
+    ``most``, ``total`` and ``images`` are what it learns about all sites (see `Census`).
     """
 
     client: int
@@ -237,7 +237,7 @@ def site_shards(config: Config, data: Dataset) -> Shards:
 
 
 def enrol(config: Config, data: Dataset, site: str) -> Enrolled:
-    """Return a site's enrolment: what it may tell of its counts, and no more."""
+    """Return a site's enrolment: what it may report of its counts, and no more."""
     if data.window and not config.data.limits:
         raise RefusalError(
             "its images have more than 8 bits per pixel, and every site would choose other grey "
@@ -307,7 +307,7 @@ def prepare_server(config: Config, population: Population) -> Setup:
 
 
 def prepare_site(config: Config, data: Dataset, assigned: SiteAssignment, site: str) -> Task:
-    """Build a site's task. The site is one client; of the others it knows class counts only."""
+    """Build a site's task. The site is one client; of the others it knows only class counts."""
     device = choose_device(config.engine.device)
     alone = site_shards(config, data)
     classes = len(assigned.names)
@@ -329,7 +329,7 @@ def prepare_site(config: Config, data: Dataset, assigned: SiteAssignment, site: 
 
 
 def _one_shard(indices: Tensor, assigned: SiteAssignment) -> ClientRows:
-    """Return shards of all clients, empty but for this site's."""
+    """Return shards of all clients, all empty except this site's."""
     shards = [NO_INDICES] * assigned.clients
     shards[assigned.client] = indices
     return ClientRows.of(shards)

@@ -24,7 +24,7 @@ FLOWER_SETTINGS = {
     "PYTHONUNBUFFERED": "1",
 }
 LOCAL = ("127.0.0.1", "localhost")
-"""What is never asked through a web proxy: it runs on this machine."""
+"""Hosts that are never reached through a web proxy: they are this machine."""
 PATIENCE = 300.0
 """Seconds that a Flower process may take to start or to answer: on a busy machine, Python alone can
 take a minute to start. A process that has ended is noticed at once.
@@ -33,7 +33,7 @@ take a minute to start. A process that has ended is noticed at once.
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 RAISED = "raised: "
-"""What the frames of a traceback in a log are replaced by; the exception comes next."""
+"""The text that replaces the frames of a traceback in a log; the exception comes next."""
 FRAMES = re.compile(
     r"Traceback \(most recent call last\):(?:\n(?:[ \t].*|(?:INFO|WARNING)\s*:.*))*(?:\n|\Z)"
 )
@@ -62,7 +62,7 @@ def flower_environment(home: Path) -> dict[str, str]:
         "FLWR_HOME": str(home),
         "PATH": os.pathsep.join(paths),
         "NO_PROXY": ",".join(filter(None, direct)),
-        # Your own methods and models may lie in the current folder.
+        # The user's own methods and models may be in the current folder.
         "PYTHONPATH": python_path(),
     }
 
@@ -116,7 +116,7 @@ class ServerProcess:
         """Return the last logged error, or else the last line, and the path of the log."""
         text = self.log.read_bytes()[self.begins :].decode(errors="replace")
         text = FRAMES.sub(RAISED, COLOUR.sub("", text))
-        # What is shut down because of an error may log a traceback after it, which says nothing.
+        # Threads that end because of an error may log a useless traceback after it.
         errors = [each for each in LOGGED_ERROR.findall(text) if not each.startswith(RAISED)]
         said = errors or RAISED_ERROR.findall(text) or PLAIN_LINE.findall(text)
         last = " ".join(said[-1].split()) if said else "the log is empty"

@@ -3,7 +3,7 @@
 Flower's SuperLink serves three things on one port: what SuperNodes need (``/v1/fleet/``), what
 operators need (``/v1/control/``: submit runs, register keys) and what executing processes need
 (``/v1/runtime/``). Only the first asks for a key. So the SuperLink listens on the loopback, and
-everybody else reaches nginx.
+other machines reach only nginx.
 """
 
 import os
@@ -121,7 +121,7 @@ def start_proxy(server: Path, listen: str, port: int) -> ServerProcess:
     """Start nginx for a server's folder and wait until it listens."""
     (server / FOLDER).mkdir(exist_ok=True, mode=0o700)
     words = [nginx_program(), "-p", str(server), "-c", str(server / CONFIG)]
-    # Before it has read its config, nginx writes errors to the log that it is given here.
+    # Before it has read its config, nginx writes errors to the log named here.
     words += ["-e", str(server / "proxy.log")]
     process = ServerProcess(words, server / "flower", server / "proxy.log")
     host = "127.0.0.1" if listen in ("0.0.0.0", "::") else listen

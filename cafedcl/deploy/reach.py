@@ -1,4 +1,4 @@
-"""Whether a site can reach its server, straight or through the web proxy of its network."""
+"""Whether a site can reach its server, directly or through the web proxy of its network."""
 
 import base64
 from http.client import HTTPConnection, HTTPException
@@ -13,8 +13,8 @@ TIMEOUT = 3.0
 
 
 def unreachable(host: str, port: int) -> str | None:
-    """Return why nobody answers at an address, through a web proxy if one is set; empty if somebody
-    does, and None if only Flower can tell.
+    """Return why there is no answer at an address, through a web proxy if one is set; empty if
+    there is one, and None if only Flower can tell.
     """
     proxy = web_proxy(host)
     connection = HTTPConnection(host, port, timeout=TIMEOUT)
@@ -45,9 +45,9 @@ def web_proxy(host: str) -> SplitResult | None:
         if proxy.hostname and proxy.port != 0:
             return proxy
     except ValueError:
-        pass  # its port is no number, or a bracket is missing
+        pass  # its port is not a number, or a bracket is missing
     raise CafedclError(
-        "HTTPS_PROXY: it is no address of a web proxy, such as http://proxy.example.org:3128"
+        "HTTPS_PROXY: an address of a web proxy is expected, such as http://proxy.example.org:3128"
     )
 
 

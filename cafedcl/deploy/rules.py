@@ -1,4 +1,4 @@
-"""What a site insists on, whatever the config of a run says."""
+"""The rules of a site, which hold whatever the config of a run says."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from cafedcl.methods import find_method
 class RefusalError(CafedclError):
     """Why a site does not do what the server asks.
 
-    It is sent to the server, so it must not tell more of the site's data than replies do.
+    It is sent to the server, so it must not reveal more about the site's data than replies do.
     """
 
 
@@ -27,7 +27,7 @@ class SiteRules:
     grid: int = 1
     """The smallest number to whose multiples counts are rounded, unless details are allowed."""
     secure: bool = False
-    """Whether it takes part in secure sums only."""
+    """Whether it takes part only in secure sums."""
 
     def problem(self, config: Config) -> str | None:
         """Return why the site does not take part in a run, or None."""

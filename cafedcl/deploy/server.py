@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from cafedcl.federation.result import Run
 
 NOTICE_DAYS = 60
-"""A server says so when its certificate expires within this time."""
+"""A server warns when its certificate expires within this time."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Server:
 
     @property
     def control(self) -> "Control":
-        """What the SuperLink tells about its nodes and runs, and is told."""
+        """The SuperLink's interface to its nodes and runs."""
         # Flower takes a second to import, and a server that cannot start does not need it.
         from cafedcl.deploy.flower.control import Control
 
@@ -78,7 +78,7 @@ class Server:
 
     @property
     def secret(self) -> Path:
-        """The file with the secret of whoever may work off runs."""
+        """The file with the secret that is needed to execute runs."""
         return self.folder / "runtime.secret"
 
     def start(self) -> "RunningServer":
@@ -100,8 +100,8 @@ class Server:
             refuse_used_port("127.0.0.1", options.superlink, "superlink")
             if not self.secret.exists():
                 write_secret(self.secret, secrets.token_bytes(32))
-            # Without a database, the SuperLink keeps everything in memory, which is faster. It has
-            # nothing to keep: keys are registered at every start, runs resume from their folders.
+            # Without a database, the SuperLink keeps everything in memory, which is faster. Nothing
+            # needs to last: keys are registered at every start, runs resume from their folders.
             words = ["--isolation", "process", "--superexec-auth-secret-file", str(self.secret)]
             if options.insecure:
                 words += ["--insecure"]
@@ -138,7 +138,7 @@ class Server:
     def register(self) -> None:
         """Register the keys of all sites at the SuperLink, and remove all others.
 
-        Raises an error at the end if the SuperLink refuses a key; those of other sites count.
+        Raises an error at the end if the SuperLink refuses a key; the other keys are registered.
         """
         if self.options.insecure:
             return
@@ -157,7 +157,7 @@ class Server:
                 del current[name]
         write_atomically(self.folder / NODES, json.dumps(current).encode())
         for name, why in refused.items():
-            # Flower keeps the keys that were removed, until it ends.
+            # Flower remembers removed keys until it ends.
             raise CafedclError(
                 f"site {name}: its key is saved, but not accepted now ({why}); if it was removed "
                 "before, make a new key with `cafedcl deploy renew` at the site and admit that, or "
@@ -180,7 +180,7 @@ class Server:
         content = read_node_key(key)
         for other in {*site_names(self.folder)} - {name}:
             known = read_node_key(self.folder / "sites" / f"{other}.pub")
-            # A key may end with a comment, which makes it no other key.
+            # A key may end with a comment, which does not make it another key.
             if known.split()[:2] == content.split()[:2]:
                 raise CafedclError(
                     f"{key}: this is the key of site {other}; every site needs its own "
@@ -190,7 +190,7 @@ class Server:
         self._forget(name)
 
     def _forget(self, name: str) -> None:
-        """Forget which node has a site's key; a SuperLink that runs is told at once."""
+        """Forget which node has a site's key; a running SuperLink is informed at once."""
         names = node_names(self.folder)
         names.pop(name, None)
         write_atomically(self.folder / NODES, json.dumps(names).encode())
@@ -225,7 +225,7 @@ class Server:
     def runs(self) -> list[dict[str, str]]:
         """Return all runs, the newest first, with their folders if they are known here.
 
-        The SuperLink forgets runs when it is restarted; what became of those is read from their
+        The SuperLink forgets runs when it is restarted; the state of those is read from their
         folders.
         """
         from cafedcl.report.run_summary import read_run
@@ -260,7 +260,7 @@ class Server:
 
     def run(self, config: Config | None, path: Path, callbacks: "Sequence[Callback]") -> "Run":
         """Run a config at the sites; without a config, resume the run at ``path``."""
-        # Only whoever computes a run needs PyTorch; the server itself starts without it.
+        # Only a run needs PyTorch; the server itself starts without it.
         from cafedcl.deploy.flower.server_task import conduct
         from cafedcl.deploy.submit import submit_app
 

@@ -36,7 +36,7 @@ def simulate(config: Config, out: str | Path | None, callbacks: Sequence[Callbac
 
 def resume_on_flower(folder: RunFolder, callbacks: Sequence[Callback]) -> Run:
     """Resume a Flower run where it ran: in its deployment or as a simulation."""
-    # Damaged or missing is the same here: what the sites keep of the run is found by it alone.
+    # Damaged or missing is the same here: only this file leads to what the sites keep of the run.
     stored = folder.described(lambda _: None).get("flower")
     if stored is None:
         raise CafedclError(

@@ -34,7 +34,7 @@ RETRY = 5.0
 REFUSED = "Failed to activate SuperNode"
 """Flower's message for a node whose key is not registered, or that is still online."""
 SENT_AWAY = re.compile(r"^INFO|401 Unauthorized")
-"""What a SuperNode logs last if the server does not know it any more: no error, or this one."""
+"""The last log line of a SuperNode that the server no longer knows: no error, or this one."""
 KILLED = 128
 """Beyond this exit status, a signal ended a process, for example because memory ran out."""
 REFUSAL_LIMIT = 150.0
@@ -42,11 +42,11 @@ REFUSAL_LIMIT = 150.0
 UNTRUSTED = re.compile(r"certificate verify failed: ([^(.]+)")
 """Python's message for a server whose certificate cannot be verified, and why."""
 FOR_PEOPLE = ("enrolled: ", "error: ", "refused: ", "warning: ")
-"""How those lines of the worker's log begin that are shown as well."""
+"""Prefixes of the lines in the worker's log that are also shown."""
 PROBE = 5.0
-"""Seconds between two attempts to reach the server, until there is one."""
+"""Seconds between two attempts to reach the server, until one succeeds."""
 LATER_PROBE = 30.0
-"""Seconds between two attempts from then on: the SuperNode tries again without a word."""
+"""Seconds between two attempts from then on: the SuperNode retries silently."""
 ADDRESS = "address"
 CA = "ca.crt"
 READY = "ready"
@@ -99,8 +99,8 @@ class RunningSite:
     """The processes of a site; a process that ends is restarted unless that cannot help.
 
     The SuperNode talks to the server and executes nothing (``--isolation process``). The worker
-    answers its requests. The two know each other by a certificate and a secret that are made anew
-    at every start, so no other program of this machine can take the place of either.
+    answers its requests. The two recognise each other by a certificate and a secret that are
+    created at every start, so no other program on this machine can take the place of either.
     """
 
     def __init__(self, folder: Path, options: SiteOptions) -> None:
@@ -108,7 +108,7 @@ class RunningSite:
         self.options = options
         refuse_missing_data(options)
         if not options.insecure:
-            # The SuperNode would end at once, again and again.
+            # Otherwise the SuperNode would end immediately, again and again.
             renew = cafedcl_command("deploy", "renew", folder)
             renewed = f"`{renew}` makes a new one, which the server has to admit"
             refuse_missing(
@@ -170,14 +170,14 @@ class RunningSite:
         return ServerProcess(words, self.folder / "flower", self.folder / "supernode.log")
 
     def watch(self, say: Callable[[str], None], pause: float = 0.5) -> None:
-        """Restart processes that end; return only by an error."""
+        """Restart processes that end; return only by raising an error."""
         while True:
             if time.monotonic() >= self.next_probe:
                 self._look_for_server(say)
             assert self.node is not None
             assert self.worker is not None
             for line in self.worker.new_lines():
-                # What is wrong with its data concerns this site, and the server is not told.
+                # Problems with its data concern only this site and are not reported to the server.
                 if line.startswith(FOR_PEOPLE):
                     say(line)
             if not self.worker.alive:
@@ -187,7 +187,7 @@ class RunningSite:
             time.sleep(pause)
 
     def _look_for_server(self, say: Callable[[str], None]) -> None:
-        """Say if there is no server, and when there is one."""
+        """Report if there is no server, and when there is one."""
         where = f"{self.options.host}:{self.options.port}"
         why = unreachable(self.options.host, self.options.port)
         if why is None:
@@ -203,7 +203,7 @@ class RunningSite:
     def _restart_both(
         self, worker: ServerProcess, node: ServerProcess, say: Callable[[str], None]
     ) -> None:
-        """Restart the worker, and the SuperNode, which would wait for its answer for ever."""
+        """Restart the worker, and the SuperNode, which would wait for its answer forever."""
         now = time.monotonic()
         self.crashes = [then for then in self.crashes if then > now - CRASH_WINDOW]
         self.crashes.append(now)
@@ -246,8 +246,8 @@ class RunningSite:
         elif self.refused_since is None:
             self.refused_since = now
             say(
-                f"the server does not accept this site, because it has no key of it or because "
-                f"the site was killed and still counts as online; trying for {REFUSAL_LIMIT:g} s"
+                f"the server does not accept this site: it does not have the site's key, or the "
+                f"site was killed and still counts as online; trying for {REFUSAL_LIMIT:g} s"
             )
         elif now - self.refused_since > REFUSAL_LIMIT:
             raise CafedclError(

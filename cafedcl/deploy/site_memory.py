@@ -43,10 +43,10 @@ class MemoryFolder:
             return {}
 
     def save(self, round: int, memory: Tensors, reach: int, given: Tensors) -> Tensors:
-        """Save the memory and return its ticket; files that nobody can ask for are deleted.
+        """Save the memory and return its ticket; files that can no longer be needed are deleted.
 
         These are files older than ``reach`` rounds, and those of replies that the server did not
-        count: newer than ``given``, the ticket that came with this round's request.
+        count: they are newer than ``given``, the ticket that came with this round's request.
         """
         if not memory:
             return {}
@@ -57,7 +57,7 @@ class MemoryFolder:
         counted = int(given[TICKET]) if given else -1
         lost = [number for number in earlier if number > counted]
         old = sorted(number for number in earlier if number <= counted and number < round - reach)
-        # The newest of them stays: it is this client's memory at the oldest checkpoint.
+        # The newest old file stays: it is this client's memory at the oldest checkpoint.
         for number in (*lost, *old[:-1]):
             earlier[number].unlink()
         return {TICKET: torch.tensor(round)}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 ENDED = "finished"
 POLL_PERIOD = 20.0
-"""Seconds between two questions to Flower whether a run is still active."""
+"""Seconds between two checks with Flower whether a run is still active."""
 
 
 class FollowedRun:
@@ -109,7 +109,7 @@ def submit_app(
 
 
 class ActivityCheck:
-    """Tells whether a run is still active; Flower is asked now and then."""
+    """Checks whether a run is still active, by asking Flower now and then."""
 
     def __init__(self, control: "Control", number: int) -> None:
         self.control = control
@@ -126,7 +126,7 @@ class ActivityCheck:
 
 
 def run_status(control: "Control", number: int) -> str:
-    """Return Flower's status of a run; with an unreachable SuperLink, the run has ended."""
+    """Return Flower's status of a run; if the SuperLink is unreachable, the run has ended."""
     try:
         runs = control.runs()
     except CafedclError:

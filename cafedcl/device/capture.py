@@ -1,4 +1,4 @@
-"""Work that is done many times: on a CUDA device it is captured once as a graph and replayed."""
+"""Repeated work, which is captured once as a graph on a CUDA device and then replayed."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 WARM_UP = 2
-"""Runs before a capture: in them libraries choose their kernels and allocate their workspaces."""
+"""Runs before a capture, in which libraries choose their kernels and allocate their workspaces."""
 CHAIN = 10
 """Steps in one capture: fewer, larger launches."""
 
@@ -52,7 +52,7 @@ def repeat(step: Callable[[], object], times: int, device: torch.device) -> None
     """Take a step the given number of times; all have been taken when this returns.
 
     A step writes its results in place, advances a counter on the device, and never waits for the
-    device: only what it queues is replayed. The first few steps are taken plainly, as a warm-up.
+    device: only what it queues is replayed. The first few steps run uncaptured, as a warm-up.
     """
     chains = 0
     if device.type == "cuda":

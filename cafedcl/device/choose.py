@@ -1,4 +1,4 @@
-"""The device that a run asks for, or why it cannot be had."""
+"""The device that a run asks for, or why it is unavailable."""
 
 import os
 import time
@@ -11,16 +11,16 @@ from cafedcl.core.errors import CafedclError
 MOST_QUEUES = "32"
 """The most queues that a GPU takes work from; with the default of 8, other streams would wait."""
 TAKEN = ("out of memory", "busy or unavailable")
-"""What CUDA says of a GPU that others have taken, or that is just taking leave of them."""
+"""CUDA's words for a GPU that other programs use, or are just releasing."""
 NO_SUCH_DEVICE = (
     "there is no such device; auto, cpu, cuda, cuda:1 (the second GPU) or mps is expected"
 )
 TRIALS = 10
-"""How often a GPU that others have taken is tried, a second apart."""
+"""How often a GPU that other programs use is tried, a second apart."""
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device a config asks for, or say why it cannot be had."""
+    """Return the device a config asks for; raise CafedclError if it is unavailable."""
     if name != "cpu":
         os.environ.setdefault(QUEUES, MOST_QUEUES)
     if name == "auto":
@@ -66,10 +66,10 @@ def missing_device(name: str) -> str | None:
 
 
 def open_device(device: torch.device) -> None:
-    """Put a first number on a device; if others have taken it, try again for some seconds.
+    """Put a first number on a device; if other programs use it, try again for some seconds.
 
-    NVIDIA's Multi-Process Service refuses a program that comes at the moment when the last ones
-    leave, as happens if one study follows another: it calls the GPU busy, or its memory full.
+    NVIDIA's Multi-Process Service refuses a program that starts just as the last ones end, as
+    happens if one study follows another: it reports the GPU as busy, or its memory as full.
     """
     for trials_left in reversed(range(TRIALS)):
         try:
@@ -83,5 +83,5 @@ def open_device(device: torch.device) -> None:
 
 
 def is_taken(error: Exception) -> bool:
-    """Return whether an error says that others have taken a device."""
+    """Return whether an error means that other programs use a device."""
     return any(words in str(error) for words in TAKEN)

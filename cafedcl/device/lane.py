@@ -55,7 +55,7 @@ class Replay:
 
 
 class Lane:
-    """Work that runs in order, beside the work of other lanes."""
+    """Work that runs in order, in parallel with the work of other lanes."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -79,8 +79,8 @@ class Lane:
     ) -> Callable[[], None]:
         """Return a call that repeats the work on the tensors it was captured with.
 
-        To ``warm`` it up, the work runs a few times first, each time after ``before``, so it
-        changes its tensors already. Work that only repeats warm work need not be warmed up.
+        To ``warm`` it up, the work first runs a few times, each time after ``before``, so its
+        tensors already change. Work that only repeats warm work need not be warmed up.
         """
         runs = 0
         if warm:
@@ -91,8 +91,8 @@ class Lane:
             work()
         if self.stream is None:
             return work
-        # Captures of a lane never overlap, and leave nothing in their memory that is read later: so
-        # all of them share one pool.
+        # Captures of a lane never overlap, and nothing in their memory is read later, so all of
+        # them share one pool.
         graph = capture(work, self.stream, self.pool)
         self.pool = graph.pool()
         return Replay(graph, work)

@@ -1,4 +1,4 @@
-"""Several tensors in one vector of bytes: one copy takes them to another device or process."""
+"""Several tensors in one vector of bytes, which one copy moves to another device or process."""
 
 import math
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ class PackedBytes:
         self.names = list(forms)
         self.entries: list[PackedTensor] = []
         self.size = 0
-        # The widest types come first, so that each number lies at a multiple of its own size.
+        # The widest types come first, so that each number is at a multiple of its own size.
         for name in sorted(forms, key=lambda name: -forms[name][0].itemsize):
             dtype, shape = forms[name]
             end = self.size + dtype.itemsize * math.prod(shape)
@@ -51,7 +51,7 @@ class PackedBytes:
         return torch.cat(parts)
 
     def write(self, tensors: Mapping[str, Tensor], data: Tensor) -> None:
-        """Copy the tensors into a vector of bytes that is there already."""
+        """Copy the tensors into an existing vector of bytes."""
         for name, view in self.unwrap(data).items():
             view.copy_(tensors[name].detach())
 
@@ -70,7 +70,7 @@ class PackedBytes:
     def read(self, data: Tensor) -> dict[str, npt.NDArray[Any]]:
         """Return copies of what is in a vector on the host, as arrays; NumPy must have the types.
 
-        That takes half the time of making tensors, and every visit of a client is read so.
+        That takes half the time of making tensors, and happens in every visit of a client.
         """
         whole = data.numpy().copy()
         pairs = zip(self.entries, self._numpy_types, strict=True)

@@ -1,4 +1,4 @@
-"""What an engine is: it runs client jobs, and knows nothing of methods."""
+"""The interface of an engine, which runs client jobs and knows nothing about methods."""
 
 from collections.abc import Callable, Generator, Iterable
 from typing import ClassVar, Protocol, runtime_checkable
@@ -20,7 +20,7 @@ class Engine(Protocol):
     """Its name in a config."""
 
     def train(self, jobs: Iterable[Job]) -> Results:
-        """Run the jobs of one round; closing the results gives up on those that are not done."""
+        """Run the jobs of one round; closing the results abandons unfinished ones."""
 
     def predict(self, tensors: Tensors) -> Pending:
         """Start to predict the test images by the server's model (``model/…`` and ``anchors/…``).
@@ -37,7 +37,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class SecureSites(Protocol):
-    """An engine whose clients tell the server the sum of their contributions only."""
+    """An engine whose clients reveal only the sum of their contributions to the server."""
 
     def take_sum(self) -> Tensor | None:
         """Return the sum of the last round, once; None if too few clients stayed to the end."""
@@ -45,7 +45,7 @@ class SecureSites(Protocol):
     def sum_traffic(self) -> dict[str, int]:
         """Return what clients sent for the last sum: ``up_floats`` (numbers) and ``up_bytes``.
 
-        Without a sum it is empty: replies say what they hold themselves.
+        Without a sum it is empty: the traffic then follows from the replies.
         """
 
 
@@ -54,7 +54,7 @@ class Sites(Protocol):
     """An engine whose clients test on images of their own, which only they have."""
 
     def survey(self, tensors: Tensors) -> Tensors:
-        """Return how the server's model does at every client.
+        """Return how the server's model performs at every client.
 
         ``tested`` and ``all`` (those predicted correctly) are counts, (clients, classes).
         """

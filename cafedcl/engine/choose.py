@@ -38,7 +38,7 @@ Notice = Callable[[str], None]
 
 
 def settle_stack(setup: Setup) -> Config:
-    """Return the config with `engine.stack = 0` replaced by the number it stands for.
+    """Return the config with `engine.stack = 0` replaced by the number that is chosen for it.
 
     How many clients train side by side decides the last bits, so the number is part of the run.
     """
@@ -49,7 +49,7 @@ def settle_stack(setup: Setup) -> Config:
 
 
 def choose_engine(setup: Setup, notice: Notice) -> Engine:
-    """Return the engine for a config; ``notice`` gets one line if it is not the one asked for."""
+    """Return the engine for a config; ``notice`` gets one line if it is not the requested one."""
     task = setup.task
     for note in task.network.notes:
         notice(note)
@@ -60,7 +60,7 @@ def choose_engine(setup: Setup, notice: Notice) -> Engine:
         raise CafedclError(
             "engine.name = flower: a Federation is made by Flower's server; use cafedcl.run"
         )
-    limited = "" if task.release.options.is_plain else "[release] limits what they tell"
+    limited = "" if task.release.options.is_plain else "[release] limits what they report"
     if task.private_steps:
         limited = "[privacy] needs the gradient of every image"
     if limited:
@@ -93,7 +93,7 @@ def _cuda_engine(setup: Setup, participants: int, notice: Notice) -> Engine:
         if options.compile == "auto":
             compiled = compiling_pays_off(task, steps)
         if compiled:
-            # Single precision without TF32 is a choice here, and the compiler advises against it.
+            # Single precision without TF32 is deliberate here, but the compiler advises against it.
             warnings.filterwarnings("ignore", TF32_ADVICE, UserWarning)
             engine, reason = _try_captured(setup, participants, compiled=True)
             if engine is not None:
@@ -109,7 +109,7 @@ def _cuda_engine(setup: Setup, participants: int, notice: Notice) -> Engine:
 def _try_captured(
     setup: Setup, participants: int, *, compiled: bool
 ) -> tuple[CudaEngine | SeveralGpus | None, str | None]:
-    """Return an engine that has captured a first step, or why there is none."""
+    """Return an engine that has captured a first step, or why that failed."""
     what = "compiling the training step" if compiled else "capturing the training step"
     expected = compile_seconds(setup.task) if compiled else 0.0
     engine = _captured(setup, participants, compiled=compiled)
@@ -137,9 +137,9 @@ def _captured(setup: Setup, participants: int, *, compiled: bool) -> CudaEngine 
 
 
 def further_devices(first: torch.device, number: int) -> list[str]:
-    """Return the names of the devices after the first, or say that there are not so many.
+    """Return the names of the devices after the first; raise CafedclError if there are too few.
 
-    On a host, which the engine runs on in tests, it stands for all of them.
+    On a host, which tests run the engine on, all devices are the host.
     """
     if first.type != "cuda":
         return [str(first)] * (number - 1)
@@ -153,9 +153,9 @@ def further_devices(first: torch.device, number: int) -> list[str]:
 
 
 def compiling_pays_off(task: Task, steps: int) -> bool:
-    """Return whether compiling saves more over the given number of steps than it takes.
+    """Return whether compiling saves more time over the given number of steps than it takes.
 
-    They are the steps of all runs that share the compiled code.
+    The steps are those of all runs that share the compiled code.
     """
     saved = steps * SECONDS_SAVED_PER_STEP
     if has_slow_layers(task):
@@ -165,7 +165,7 @@ def compiling_pays_off(task: Task, steps: int) -> bool:
 
 
 def compile_seconds(task: Task) -> float:
-    """Return about how long compiling the steps of a task takes."""
+    """Return approximately how many seconds compiling the steps of a task takes."""
     return COMPILE_SECONDS_OF_SLOW_LAYERS if has_slow_layers(task) else COMPILE_SECONDS
 
 

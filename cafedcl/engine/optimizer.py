@@ -13,7 +13,7 @@ ADAM_EPSILON = 1e-8
 
 
 def start_state(weights: Tensor, options: TrainOptions) -> Tensors:
-    """Return what the optimizer keeps from step to step, as it is before the first."""
+    """Return the optimizer's state before the first step."""
     if options.optimizer == "adamw":
         return {
             "mean": torch.zeros_like(weights),
@@ -109,5 +109,5 @@ class ClientOptimizer:
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """Clip, decay and move. The gradient is written anew before the next step."""
+        """Clip, decay and move. The gradient must be overwritten before the next step."""
         descend(self.weights, self.gradient, self.state, rate, self.options, self.factors)

@@ -1,4 +1,4 @@
-"""The gradient of a private step: that of every image is clipped before they are summed."""
+"""The gradient of a private step: the gradients of single images are clipped, then summed."""
 
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
@@ -16,7 +16,7 @@ AT_A_TIME = 64
 
 
 class LossOfOneImage(nn.Module):
-    """A method's loss of a batch with one image, as a module: its weights can be exchanged."""
+    """A method's loss of a batch with one image, as a module whose weights can be replaced."""
 
     def __init__(self, network: Network, method: Method, visit: Visit) -> None:
         super().__init__()

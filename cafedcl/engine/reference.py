@@ -40,7 +40,7 @@ from cafedcl.task.task import Task, arithmetic
 
 
 class ReferenceEngine:
-    """Trains clients serially. Every other engine has to compute what this one computes."""
+    """Trains clients serially. Every other engine must compute what this one computes."""
 
     name: ClassVar[str] = "reference"
 
@@ -64,7 +64,7 @@ class ReferenceEngine:
             yield self.attempt(job)
 
     def attempt(self, job: Job) -> Reply | Failure:
-        """Run one job; whatever goes wrong in it is the client's failure, not the round's."""
+        """Run one job; any error in it fails the client, not the round."""
         try:
             with arithmetic(self.task):
                 return self.work(job)
@@ -137,12 +137,12 @@ class ReferenceEngine:
         )
 
     def load(self, weights: Tensors) -> None:
-        """Make these the network's weights and buffers; those that never change are in place."""
+        """Load the network's weights and buffers; those that never change are already there."""
         for name, tensor in self.tensors.items():
             tensor.copy_(weights[name])
 
     def _load_server(self, tensors: Tensors) -> None:
-        """Load the server's model; personal weights, which it does not use, are as at first."""
+        """Load the server's model; personal weights, which it ignores, are the initial ones."""
         self.load({**self.task.initial, **under(MODEL, tensors)})
 
     def _epochs(self, job: Job, visit: Visit, synthetic: SyntheticImages) -> dict[str, float]:
@@ -198,7 +198,7 @@ class ReferenceEngine:
     def constants(self, x: Tensor, shift: Tensor | None, visit: Visit) -> Tensors:
         """Return the method's constants of all images of a visit.
 
-        There are none if random transforms change the images: then every step computes its own.
+        There are none if random transforms change the images: every step then computes its own.
         """
         if self.task.transforms or not self.task.method.defines("constants"):
             return {}
@@ -212,7 +212,7 @@ class ReferenceEngine:
         return {name: torch.cat([part[name] for part in found]) for name in found[0]}
 
     def _private_epochs(self, job: Job, visit: Visit, private: PrivateSteps) -> dict[str, float]:
-        """Train locally with DP-SGD. It returns no losses: they would have no noise."""
+        """Train locally with DP-SGD. No losses are returned, because they would have no noise."""
         task = self.task
         options = task.schedule.options
         shard = task.clients.shards.train[job.client]
@@ -232,8 +232,8 @@ class ReferenceEngine:
                 batch = Batch(images, y[rows], torch.ones(len(rows), device=task.device))
                 total = summed_gradients(self.flat, loss, batch, private.clip)
                 total += private.noise * private.clip * draws.noise(total)
-                # The expected number of images: the real one would tell whether an image is there.
-                self.gradient.copy_(total / size)
+                # The expected number of images: the real one would reveal if an image is included.
+                self.gradient.copy_(total / min(size, len(y)))
                 optimizer.step(rate)
         return {}
 
@@ -277,7 +277,7 @@ class ReferenceEngine:
     def _in_batches(
         self, x: Tensor, function: Callable[[Tensor], Tensor], shift: Tensor | None = None
     ) -> Tensor:
-        """Return a function of uint8 images, computed batch by batch under the current weights."""
+        """Apply a function to uint8 images, batch by batch under the current weights."""
         size = self.task.eval_batch
         if not len(x):
             # One image gives the shape of the result.
@@ -329,7 +329,7 @@ class ReferenceEngine:
         return dict(zip(KINDS, by_kind.unbind(1), strict=True))
 
     def _images(self, x: Tensor) -> Tensor:
-        """Return uint8 images as the encoder's input. Rows that are taken of it keep its layout."""
+        """Return uint8 images as the encoder's input. Rows taken from it keep its layout."""
         return self.data.images(x, self.layout)
 
     def _device(self, tensors: Tensors) -> Tensors:

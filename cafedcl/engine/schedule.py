@@ -20,9 +20,9 @@ from cafedcl.core.tensors import Tensors
 from cafedcl.task.task import Task
 
 STEP_COST = 16.0
-"""What a step costs besides its images, counted in images."""
+"""The fixed cost of a step, in images."""
 ACCEPTED_COST = 1.1
-"""Padding is good enough if all steps together cost no more than this factor of the unpadded."""
+"""Padding is acceptable if it raises the cost of all steps by no more than this factor."""
 _DRAWING = threading.Lock()
 """Threads draw in turn: PyTorch has one generator for all of them."""
 MOST_SIZES = 128
@@ -143,7 +143,7 @@ def choose_widths(sizes: Sequence[int], most: int) -> list[int]:
     accepted, or there are ``most``; the minimisers then give the widths from the largest down.
     """
     ordered = np.sort(np.asarray(sizes))
-    # With very many different sizes, evenly spaced ones among the clients stand for all.
+    # With very many different sizes, evenly spaced ones among the clients represent all.
     chosen = np.unique(np.linspace(0, len(ordered) - 1, MOST_SIZES).round().astype(int))
     candidates = np.unique(ordered[chosen])
     edges = np.concatenate([[-1], candidates]) + 0.5

@@ -1,7 +1,7 @@
 """What a captured loss and a captured summary can see of a client.
 
-A capture is replayed for every client, with other values in the same tensors. So it can see tensors
-only: a plain number would stay that of the first client.
+A capture is replayed for every client, with other values in the same tensors. So it can only see
+tensors: a plain number would stay that of the first client.
 """
 
 from typing import NamedTuple
@@ -37,5 +37,5 @@ class SummaryView(NamedTuple):
 
 
 def embeds_nothing(_part: Part, _weights: Weights) -> tuple[Tensor, Tensor]:
-    """Refuse to embed the client's data: a loss sees its batch only."""
+    """Refuse to embed the client's data: a loss only sees its batch."""
     raise CafedclError("a loss embeds nothing: it sees its batch, not all data of the client")

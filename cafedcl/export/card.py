@@ -1,4 +1,4 @@
-"""The model card: what a model was trained on, how well it does, and what nobody has said yet."""
+"""The model card: what a model was trained on, how it performs, and what is not stated yet."""
 
 import hashlib
 import math
@@ -43,7 +43,7 @@ OWN_SCORES = {
     "sensitivity": SCORES["sensitivity"],
     "ece": SCORES["ece"],
 }
-"""Scores of clients' own models, which know the classes of their client only."""
+"""Scores of clients' own models, which know only the classes of their client."""
 NOT_SCORED = "This model was not scored."
 
 
@@ -52,8 +52,8 @@ def write_card(
 ) -> Path:
     """Write the model card beside an exported file, and return its path.
 
-    What a person wrote is kept: if there is a file of that name that was edited, or is no card at
-    all, the new card is called ``NAME.new.md``.
+    A user's text is kept: if a file of that name was edited, or is not a card at all, the new card
+    is called ``NAME.new.md``.
     """
     text = model_card(run, model, file.name, client, licence)
     card = file.with_suffix(".md")
@@ -64,13 +64,13 @@ def write_card(
 
 
 def mark(text: bytes) -> str:
-    """Return the last line of a card, which tells whether it was changed since it was written."""
+    """Return the last line of a card, which shows whether it was changed since it was written."""
     return f"<!-- written by cafedcl, {hashlib.sha256(text).hexdigest()[:16]} -->"
 
 
 def is_unchanged(content: bytes) -> bool:
     """Return whether a file is a card as it was written."""
-    # An editor or a version control system may have changed the ends of the lines.
+    # An editor or a version control system may have changed the line endings.
     text, _, last = content.replace(b"\r\n", b"\n").rstrip(b"\n").rpartition(b"\n\n")
     return last == mark(text + b"\n").encode()
 
@@ -106,7 +106,7 @@ def model_card(
 
 
 def intended_use(run: Run, model: ServedModel, client: int | str | None) -> str:
-    """Return what the model does, and how its file is fed."""
+    """Return what the model does, and what input its file takes."""
     whose = "the server's model"
     if client is not None:
         number = run.number_of(client)
@@ -166,13 +166,13 @@ def counted(config: Config) -> str:
     """Return what is not in the numbers of training images, and how exact they are."""
     words = ["without validation images"]
     if not config.at_sites:
-        # A simulation stores exact numbers, whatever its clients tell.
+        # A simulation stores exact numbers, whatever its clients report.
         return words[0]
     told = config.release.settled(own_data=True)
     if told.counts == "rounded":
         words.append(f"each site's rounded to multiples of {told.grid}")
     if told.counts == "withheld":
-        words.append("sites withheld the numbers, so these are no counts")
+        words.append("sites withheld the numbers, so these are not counts")
     if told.fewest > 1:
         words.append(f"without classes of which a site has fewer than {told.fewest}")
     return "; ".join(words)
@@ -210,7 +210,7 @@ def shown_scores(values: Mapping[str, float | None], titles: Mapping[str, str]) 
 
 
 def class_parts(classes: ClassScores, part: str) -> list[str]:
-    """Return the table of recalls, and what it warns of."""
+    """Return the table of recalls, with warnings."""
     rows = []
     for index, name in enumerate(classes.names):
         value = float(classes.recall[part][index])
@@ -262,7 +262,7 @@ def probabilities(model: ServedModel) -> str:
 
 
 def privacy(run: Run) -> str:
-    """Return what is known about what the model gives away."""
+    """Return what is known about what the model reveals."""
     where = "in a simulation on one machine"
     if run.config.engine.name == "flower":
         where = "at sites that kept their images"
@@ -277,7 +277,7 @@ def privacy(run: Run) -> str:
 
 
 def bounded_privacy(where: str, spent: Mapping[str, float], options: PrivacyOptions) -> str:
-    """Return the bound on what the server's model gives away about a client or an image."""
+    """Return the bound on what the server's model reveals about a client or an image."""
     level = "client-level"
     neighbours = "neighbours differ in one whole client"
     besides = "class counts, pixel statistics, the scores above, or a client's own model"

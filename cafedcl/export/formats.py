@@ -1,4 +1,4 @@
-"""One file with a trained model that takes images as they come and gives probabilities.
+"""One file with a trained model that takes raw images and returns probabilities.
 
 A file has these results: ``probabilities`` (N, classes), ``predicted`` (N), the numbers of the
 classes with the highest score, and ``strangeness`` (N) if the model knows its limits: above 1, an
@@ -36,21 +36,21 @@ from cafedcl.federation.run_folder import refuse_file_of_run
 from cafedcl.federation.served_model import ServedModel
 
 ENDINGS = {"onnx": ".onnx", "torch": ".pt2", "safetensors": ".safetensors"}
-"""The formats, and how the names of their files end."""
+"""The formats, and the endings of their files."""
 BEGINNINGS = {
     "onnx": re.compile(rb"\x08"),
     "torch": re.compile(rb"PK\x03\x04.{26}(archive|[^/]{1,60}/(data|models|version))/", re.DOTALL),
     "safetensors": re.compile(rb'.{8}\{"__metadata__":\{.*"calibration_images":', re.DOTALL),
 }
-"""How files of the formats begin. Many files are zip archives: the first name in it tells them
-apart.
+"""The beginnings of files of the formats. Many files are zip archives, which are distinguished by
+the first name in them.
 """
 OPSET = 18
 """The version of ONNX's operators; older ones lack the reductions that some methods need."""
 
 
 class ExportedModel(nn.Module):
-    """What is written: the model with all its results, as a tuple."""
+    """The exported model, which returns all its results as a tuple."""
 
     def __init__(self, model: ServedModel) -> None:
         super().__init__()
@@ -76,13 +76,13 @@ def write_model(run: Run, to: str, out: Path, client: int | str | None = None) -
     model = run.served(client)
     packed = {"onnx": as_onnx, "torch": as_torch, "safetensors": as_safetensors}[to]
     with explained(out), step(f"writing the model for {to}"):
-        # The libraries' own writers leave half a file in place of an old one if the disk is full.
+        # If the disk is full, the libraries' own writers replace an old file by half a file.
         write_atomically(out, packed(model, about(run, model)))
     return model
 
 
 def about(run: Run, model: ServedModel) -> dict[str, Any]:
-    """Return what a file says of itself."""
+    """Return a file's metadata."""
     return {
         "classes": list(model.classes),
         "shape": list(model.shape),
@@ -123,7 +123,7 @@ def as_torch(model: ServedModel, says: dict[str, Any]) -> bytes:
 
 
 def as_onnx(model: ServedModel, says: dict[str, Any]) -> bytes:
-    """Return an ONNX file; what it says of itself is in its metadata."""
+    """Return an ONNX file with its metadata."""
     for package in ("onnx", "onnxscript"):
         optional(package, "onnx", "--to onnx")
     with torch.no_grad(), quiet():
@@ -148,7 +148,7 @@ def as_safetensors(model: ServedModel, says: dict[str, Any]) -> bytes:
 
 
 def load_safetensors(path: str | Path, run: Run, client: int | str | None = None) -> ServedModel:
-    """Return the model of a file, built as the run says."""
+    """Return the model in a file, with the run's architecture."""
     model = run.served(client)
     tensors: Tensors = {}
     try:
@@ -164,7 +164,7 @@ def load_safetensors(path: str | Path, run: Run, client: int | str | None = None
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep what the exporters of PyTorch say of themselves from the screen."""
+    """Suppress the messages of PyTorch's exporters."""
     loggers: list[Any] = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

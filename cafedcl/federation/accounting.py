@@ -14,8 +14,8 @@ from cafedcl.core.imports import optional
 class Accountant:
     """Computes ε after a number of steps, each with noise on a random part of all members.
 
-    A step is a Gaussian mechanism in which every member has a part with the same probability, and
-    two neighbouring populations differ in one member. ε depends on the number of steps only, so a
+    A step is a Gaussian mechanism in which every member takes part with the same probability, and
+    two neighbouring populations differ in one member. ε depends only on the number of steps, so a
     resumed run has the same.
     """
 
@@ -24,7 +24,7 @@ class Accountant:
         optional("dp_accounting", "privacy", asked)
 
     def epsilon(self, probability: float, steps: int) -> float:
-        """Return ε after a number of steps in which a member has a part with a probability."""
+        """Return ε after a number of steps, each with a member's probability of taking part."""
         options = self.options
         return _epsilon(options.accountant, options.noise, probability, steps, options.delta)
 
@@ -47,7 +47,7 @@ def _epsilon(kind: str, noise: float, probability: float, steps: int, delta: flo
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Leave out the library's warnings of orders that it does without.
+    """Suppress the library's warnings about orders that it skips.
 
     The first warning would also give the root logger a handler, and from then on other libraries'
     messages would be printed.

@@ -28,7 +28,7 @@ class Attack:
         self.claims = task.claims
 
     def remarks(self) -> Iterator[str]:
-        """Yield what the attack cannot do, since the method does not send what it would change."""
+        """Yield what the attack cannot change because the method does not send it."""
         kind = self.options.kind
         sends_vectors = any(it.per_class and it.shape for it in self.task.fields.values())
         needed = {
@@ -49,7 +49,7 @@ class Attack:
             yield f"attack.claim = {claim}: {name} sends no confidence, so it changes nothing"
 
     def tampered(self, reply: Reply, down: Down) -> Reply:
-        """Return what the server gets of a client: its reply, or a lie."""
+        """Return what the server receives from a client: its reply, or a lie."""
         client = reply.up.client
         # Those who flip labels believe what they send.
         if client not in self.liars or self.options.kind == "label-flip":
@@ -75,7 +75,7 @@ class Attack:
         return self.with_updates(up, down, lambda update: factor * update)
 
     def noise(self, up: Up, down: Down) -> Up:
-        """Return noise that is as many times as long as the update as ``factor`` says."""
+        """Return noise whose length is ``factor`` times that of the update."""
         draws = stream(self.seed, "attack", up.client, down.round)
 
         def noise(update: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ class Attack:
         return replace(up, model=model)
 
     def swapped(self, up: Up, down: Down) -> Up:  # noqa: ARG002
-        """Return every class's prototype as that of the next class."""
+        """Return the reply with every class's prototype sent as that of the next class."""
         return self.with_vectors(up, lambda rows: rows.roll(1, 0))
 
     def long(self, up: Up, down: Down) -> Up:
@@ -117,7 +117,7 @@ class Attack:
     def opposite_sums(self, up: Up, down: Down) -> Up:  # noqa: ARG002
         """Return the opposite of the sums over each class's images, which such images could have.
 
-        A classifier that is fitted to them is to score images of a class low for this class.
+        A classifier that is fitted to them gives images of a class low scores for this class.
         """
         changed: Tensors = {
             name: -up.tensors[name] for name, field in self.task.fields.items() if field.by_class

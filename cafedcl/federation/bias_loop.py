@@ -83,15 +83,15 @@ class BiasLoop:
         """Return drift, its parts and the injected variance per class.
 
         ``notes`` are the client notes, one row for every client of the run. A class that nobody
-        reported is NaN. Without prototypes there is nothing to measure.
+        reported is NaN. Without prototypes the result is empty.
         """
-        # Under secure aggregation nobody sees what a client has sent, and a method may call its
-        # anchors prototypes although clients send none.
+        # Under secure aggregation the server does not see what a client has sent, and a method may
+        # call its anchors prototypes although clients send none.
         ups = [up for up in ups if {"classes", "prototypes"} <= up.tensors.keys()]
         if not self.per_class or not ups or PROTOTYPES not in after:
             return {}
         if self.task.clients.remote and self.task.has_server_model:
-            # Centres under a server's model need training images, which are at the sites.
+            # Centres under the server's model need training images, which are at the sites.
             return {}
         old = before[PROTOTYPES].cpu()
         new = after[PROTOTYPES].cpu()

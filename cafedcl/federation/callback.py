@@ -1,4 +1,4 @@
-"""What a run tells those who watch it: the record of a round, and the events of a federation."""
+"""What callbacks of a run receive: the record of a round, and the events of a federation."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
@@ -30,14 +30,14 @@ class Record:
     lr: float
     loss: dict[str, float]
     left_out: list[int] = field(default_factory=list)
-    """Clients whose replies were valid, but not let in by the defence."""
+    """Clients whose replies were valid but left out by the defence."""
     server: Scores | None = None
     own: Scores | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     privacy: dict[str, float] = field(default_factory=dict)
-    """What the rounds so far have spent of privacy; empty without privacy."""
+    """The privacy budget that the rounds so far have spent; empty without privacy."""
     reason: str = ""
-    """Why the round was skipped: the server's state is what it was before."""
+    """Why the round was skipped, leaving the server's state as it was; empty if it was not."""
     tables: Tensors = field(default_factory=dict)
     """Per-client and per-class results behind the scores; kept in `evaluations/` only."""
 
@@ -48,13 +48,13 @@ class Record:
 
 
 class Callback:
-    """Sees a federation at work. Every event may be overridden; none has to be."""
+    """Observes a federation. Override any event; none is required."""
 
     def began(self, federation: "Federation") -> None:
         """Everything is loaded, and the first round of this process is about to begin."""
 
     def noticed(self, federation: "Federation", message: str) -> None:
-        """Something differs from what was asked for, and the run continues."""
+        """Something differs from the request, and the run continues."""
 
     def round_began(self, federation: "Federation", clients: int) -> None:
         """A round has sampled its clients."""
@@ -67,28 +67,29 @@ class Callback:
 
 
 class StoppedByCallback(Exception):  # noqa: N818
-    """A callback wants the run to end. It has raised StopIteration, which anything else may raise
-    by mistake.
+    """A callback has ended the run.
+
+    It raised StopIteration, which any other code may raise by mistake.
     """
 
 
 EVENTS = [name for name in vars(Callback) if not name.startswith("_")]
 ALIKE = 0.7
-"""The similarity above which the name of a method is taken for a misspelt event."""
+"""Similarity above which the name of a method is treated as a misspelt event."""
 
 
 def check_events(callback: Callback) -> None:
     """Refuse a method whose name is nearly that of an event: it would never be called."""
     for cls in type(callback).__mro__:
         for name, value in vars(cls).items():
-            # Not asked of the object: a property may need what a run has not made yet.
+            # Looked up in the class: a property of the object may need what does not exist yet.
             if name in EVENTS or name.startswith("_") or not callable(value):
                 continue
             close = get_close_matches(name, EVENTS, n=1, cutoff=ALIKE)
             if close:
                 raise CafedclError(
                     f"{cls.__name__}.{name}: there is no such event; did you mean '{close[0]}'? "
-                    f"If it is none, let its name begin with an underscore. Events are "
+                    f"If it is not an event, begin its name with an underscore. Events are "
                     f"{', '.join(EVENTS)}"
                 )
 
@@ -96,7 +97,7 @@ def check_events(callback: Callback) -> None:
 def notify(
     callbacks: Iterable[Callback], event: str, federation: "Federation", *details: Any
 ) -> None:
-    """Let every callback see an event."""
+    """Notify every callback of an event."""
     for callback in callbacks:
         try:
             getattr(callback, event)(federation, *details)

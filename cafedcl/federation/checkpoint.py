@@ -39,25 +39,25 @@ MAY_CHANGE = (
     "privacy.budget",
     "privacy.accountant",
 )
-"""Options that may differ when a run is resumed. `federation.rounds` may be raised besides."""
+"""Options that may differ when a run is resumed. `federation.rounds` may also be raised."""
 Asked = Mapping[str, str]
-"""Options that a command was given, as texts: they are not in the run's file yet."""
+"""Options given to a command, as text: they are not in the run's file yet."""
 NOTHING_ASKED: Asked = {}
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What it takes to go on after the given number of rounds."""
+    """What is needed to continue after the given number of rounds."""
 
     round: int
     tensors: Tensors
     config: dict[str, Any] = field(default_factory=dict)
     """The run's config as plain values; empty in a checkpoint of an earlier version."""
     record: MetricsLine | None = None
-    """The line of metrics of the last round, in case that the file of metrics has lost it."""
+    """The last round's line of metrics, in case the metrics file has lost it."""
 
     def write(self, file: Path) -> None:
-        """Write it with a digest of its content; a crash leaves no part of it."""
+        """Write it with a digest of its content; a crash leaves no partial file."""
         header = {
             "round": self.round,
             "config": {"format": FORMAT, **self.config},
@@ -67,7 +67,7 @@ class Checkpoint:
 
     @classmethod
     def read(cls, file: Path) -> "Checkpoint":
-        """Read a checkpoint; raises ValueError if it is not whole."""
+        """Read a checkpoint; raises ValueError if it is damaged."""
         tensors, header = unpack(file.read_bytes())
         expected = header.pop("digest", None)
         # Earlier versions took the digest of the tensors alone.
@@ -108,10 +108,10 @@ class Checkpoint:
             )
 
     def check_version(self, config: Config, where: Path) -> None:
-        """Raise CafedclError if an earlier version would have gone on differently.
+        """Raise CafedclError if an earlier version would have continued differently.
 
-        Until 0.2, CAFedCL divided conf_data by the largest number of real images, also where
-        synthetic ones are counted.
+        Until 0.2, CAFedCL divided conf_data by the largest number of real images, even where
+        synthetic ones were counted.
         """
         counted = config.augment.name not in ("none", "resample")
         method, _ = find_method(config.method.name)
@@ -169,13 +169,13 @@ def _shown(options: Mapping[str, Any], name: str) -> str:
 
 
 def frozen_digest(task: Task) -> str:
-    """Return a digest of the weights that nobody trains; empty if all are trained."""
+    """Return a digest of the frozen weights; empty if all are trained."""
     weights = task.frozen_weights()
     return digest(weights) if weights else ""
 
 
 def snapshot_of(state: Tensors, memories: Mapping[int, Tensors], own: Tensors) -> Tensors:
-    """Return in one table the server's state, what clients keep, and their last scores."""
+    """Return the server's state, what clients keep, and their last scores, in one table."""
     kept = {
         f"memory/{client}/{name}": value
         for client, memory in memories.items()
@@ -185,7 +185,7 @@ def snapshot_of(state: Tensors, memories: Mapping[int, Tensors], own: Tensors) -
 
 
 def check_snapshot(snapshot: Tensors, state: Tensors, own: Tensors) -> None:
-    """Raise ValueError if a snapshot is not one of a federation with such a state and scores."""
+    """Raise ValueError if a snapshot does not fit a federation with such a state and scores."""
     kinds: dict[str, Kind] = {}
     for name, value in {**prefixed("state/", state), **prefixed("own/", own)}.items():
         shape = tuple(value.shape)

@@ -1,7 +1,7 @@
-"""Client-level differential privacy: a server step that nearly does not depend on any one client.
+"""Client-level differential privacy: a server step that hardly depends on any single client.
 
 The server step of a method that takes weighted means is a ratio of sums. The private step adds
-noise to the sums above and below the line, and gives the method one reply that is their ratio. The
+noise to the numerators and denominators, and gives the method one reply that is their ratio. The
 noise is calibrated to the most that one client can add to all sums together
 (`functional/private_sums.py`), so everything that the server does afterwards is private too.
 
@@ -41,7 +41,7 @@ class ClientPrivacy(Spending):
 
     @property
     def expected(self) -> float:
-        """The mean number of clients in a round. How many there are in one would tell who."""
+        """The mean number of clients in a round. The actual number would reveal who takes part."""
         return self.config.federation.participation * len(self.task.clients.shards)
 
     def start(self, state: Tensors) -> Tensors:
@@ -65,7 +65,7 @@ class ClientPrivacy(Spending):
         return self.options.noise * torch.from_numpy(draws)
 
     def epsilon(self, state: Tensors, first: int, rounds: int) -> float:  # noqa: ARG002
-        """Return ε after so many rounds more than there were."""
+        """Return ε after the given number of further rounds."""
         share = self.config.federation.participation
         return self.accountant.epsilon(share, self.releases + rounds)
 
@@ -91,11 +91,11 @@ class PrivateAggregator:
         self.total = torch.zeros(self.layout.size, dtype=torch.float64)
 
     def add(self, up: Up) -> None:
-        """Take in a reply."""
+        """Add a reply."""
         self.total += self.contributor.contribution(up)
 
     def finish(self) -> Tensors:
-        """Return the server's new state. It depends on the replies through noisy sums only."""
+        """Return the server's new state. It depends on the replies only through noisy sums."""
         noise = self.privacy.noise(self.layout.size, self.round)
         sums = self.layout.sums(self.total + noise)
         state = {**self.inner.state, **self._model(sums)}
@@ -111,8 +111,8 @@ class PrivateAggregator:
         changed: Tensors = {}
         clip = self.layout.parts["update"].longest
         if self._counts("weight", sums["weight"]):
-            # The mean of updates is no longer than any of them may be. Shortening a noisy mean to
-            # that length brings it closer to the mean without noise, and never farther away.
+            # The mean of updates is no longer than the clipping length. Shortening a noisy mean to
+            # that length only brings it closer to the mean without noise.
             mean = clipped(sums["update"] / sums["weight"], clip)
             received = self.updates.received
             moved_weights = self.updates.applied(mean.to(received.device, received.dtype))
@@ -124,9 +124,9 @@ class PrivateAggregator:
         return changed
 
     def _mean_reply(self, sums: Tensors) -> Up | None:
-        """Return one reply that is the mean of all; None if there is no class with enough weight.
+        """Return one reply that is the mean of all; None if no class has enough weight.
 
-        A method that takes no mean per class keeps its state besides the model as it is.
+        A method that takes no mean per class keeps the rest of its state unchanged.
         """
         means = self.privacy.bounds.averages.classes
         if means is None:
@@ -160,7 +160,7 @@ class SecureAggregator(PrivateAggregator):
         self.engine = engine
 
     def add(self, up: Up) -> None:
-        """Do nothing: a reply only says that its site has taken part in the sum."""
+        """Do nothing: a reply only confirms that its site took part in the sum."""
 
     def finish(self) -> Tensors:
         """Return the server's new state."""
@@ -174,7 +174,7 @@ def check_step(config: Config, method: Method) -> None:
     """Refuse a method in which one client's influence has no bound."""
     if method.averages is None or not method.separable:
         raise CafedclError(
-            f"privacy.kind = clients: the server step of {config.method.name} is not made of "
+            f"privacy.kind = clients: the server step of {config.method.name} does not consist of "
             "weighted means, so one client's influence has no bound; use fedavg, fedprox, fedlc, "
             "fedproto, or cafedcl with method.weights = 'uniform', for example. A method of "
             "your own says by `averages` and `separable` that its step takes such means"
@@ -182,13 +182,13 @@ def check_step(config: Config, method: Method) -> None:
     if method.uses_census:
         raise CafedclError(
             f"privacy.kind = clients: clients of {method.name} use the counts of all clients, "
-            "which are told without noise; use another method, or with cafedcl set method.weights "
+            "which are sent without noise; use another method, or with cafedcl set method.weights "
             "= 'uniform', or method.data_scale = 'saturating' or 'own'"
         )
 
 
 def check_clients(config: Config, task: Task) -> None:
-    """Refuse what a bound on one client's influence does not hold for."""
+    """Refuse options under which one client's influence has no bound."""
     method = task.method
     check_step(config, method)
     if config.defence.kind != "none":
@@ -203,8 +203,8 @@ def check_clients(config: Config, task: Task) -> None:
         )
     if config.federation.min_replies > 1:
         raise CafedclError(
-            f"federation.min_replies = {config.federation.min_replies}: a round that is skipped "
-            "tells who took part; leave it out, or leave out privacy.kind = clients"
+            f"federation.min_replies = {config.federation.min_replies}: a skipped round reveals "
+            "who took part; leave it out, or leave out privacy.kind = clients"
         )
     if config.privacy.quantile and not task.shared():
         raise CafedclError(

@@ -29,7 +29,7 @@ class Clock:
             self._inner = outer + took
 
     def waiting(self, phase: str, items: Iterator[T]) -> Iterator[T]:
-        """Yield the items and time the waiting for them."""
+        """Yield the items and time the wait for them."""
         while True:
             with self(phase):
                 item = next(items, None)

@@ -36,7 +36,7 @@ class ContactSheets(Callback):
         self.seen: set[int] = set()
 
     def round_done(self, federation: Federation, record: Record) -> None:
-        """Draw the sheets of the clients that have something new."""
+        """Draw the sheets of clients with new synthetic images."""
         task = federation.task
         failed = {entry["client"] for entry in record.failed}
         if (
@@ -76,7 +76,7 @@ class ContactSheets(Callback):
 
 
 def no_features() -> Tensor:
-    """Refuse to give features: a sheet shows images."""
+    """Refuse to compute features: a sheet shows images."""
     raise CafedclError("a sheet shows images, not features")
 
 

@@ -19,15 +19,15 @@ from cafedcl.methods import checked
 from cafedcl.task.task import Task
 
 DENOMINATORS = 0.1
-"""The share of the budget that is spent on sums of weights: they are few numbers, and large."""
+"""The share of the budget spent on sums of weights, which are few and large numbers."""
 QUANTILE = 0.05
-"""The share of a model's budget that is spent on how many updates were clipped."""
+"""The share of a model's budget spent on counting how many updates were clipped."""
 CLIP = "server/privacy/clip"
 """The state's entry with the clipping length, where it is adapted."""
 
 
 class ContributionBounds:
-    """How long each part of a contribution may be, and its share of the budget."""
+    """The maximum length of each part of a contribution, and its share of the budget."""
 
     def __init__(self, options: PrivacyOptions, task: Task) -> None:
         self.options = options
@@ -35,16 +35,16 @@ class ContributionBounds:
         parameters = task.network.named_parameters()
         trained = {name for name, weight in parameters if weight.requires_grad}
         self.trained = [name for name in task.shared() if name in trained]
-        """The weights that are averaged with noise; nobody changes the others."""
+        """The weights that are averaged with noise; the others never change."""
 
     @property
     def averages(self) -> Averages:
-        """The means that the method's server step is made of."""
+        """The means that make up the method's server step."""
         assert self.task.method.averages is not None
         return self.task.method.averages
 
     def clip(self, state: Tensors) -> float:
-        """Return the longest update that a state allows."""
+        """Return the clipping length of updates in a state."""
         return float(state[CLIP]) if self.options.quantile else self.options.clip
 
     def cap(self, most: float) -> float:
@@ -52,7 +52,7 @@ class ContributionBounds:
         return float(self.options.samples) if math.isinf(most) else most
 
     def contributions(self, state: Tensors) -> Contributions:
-        """Return what contributions are made of, each part with its bound and share."""
+        """Return the parts of a contribution, each with its bound and share."""
         rest = 1 - DENOMINATORS
         parts: dict[str, BoundedPart] = {}
         model_share = 1.0
@@ -85,7 +85,7 @@ class Contributor:
         self.updates = Updates({MODEL + name: state[MODEL + name] for name in bounds.trained})
 
     def contribution(self, up: Up) -> Tensor:
-        """Return what a reply adds to the sums, on the host. Only the reply itself decides it."""
+        """Return what a reply adds to the sums, on the host. It depends only on the reply."""
         values: Tensors = {}
         if self.bounds.trained:
             clip = self.layout.parts["update"].longest

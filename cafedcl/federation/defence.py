@@ -1,7 +1,7 @@
 """A server step that lying clients cannot ruin, for every method that averages.
 
 The replies of a round are changed before the method's own step sees them. So its weights, its
-prototypes and whatever else it keeps are computed as ever, from replies that do less harm.
+prototypes and its other state are computed as usual, from replies that do less harm.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,7 +41,7 @@ class Defence:
             self.peers = Peers(task.enrolment.counts, task.server_device)
 
     def remarks(self) -> Iterator[str]:
-        """Yield what the defence cannot do, since the method does not send what it defends."""
+        """Yield what the defence cannot protect because the method does not send it."""
         kind = self.options.kind
         name = self.task.method.name
         if self.options.cross_check and not self.claims:
@@ -49,7 +49,7 @@ class Defence:
                 f"defence.cross_check = true: clients of {name} claim no confidences, so there is "
                 "nothing to check"
             )
-        # The other kinds look at prototypes, too.
+        # The other kinds also look at prototypes.
         by_weights = kind in ("krum", "multi-krum", "peers") or not self.fields
         if kind != "none" and by_weights and not self.task.shared():
             yield f"defence.kind = {kind}: {name} sends no weights, so the defence changes nothing"
@@ -70,7 +70,7 @@ class Defence:
 
 
 def left_out(aggregator: object) -> list[int]:
-    """Return the clients whose replies a defence did not let in."""
+    """Return the clients whose replies a defence left out."""
     return aggregator.left_out if isinstance(aggregator, DefendedAggregator) else []
 
 
@@ -89,7 +89,7 @@ class DefendedAggregator:
         self.left_out: list[int] = []
 
     def add(self, up: Up) -> None:
-        """Take in a reply."""
+        """Add a reply."""
         self.ups.append(up)
 
     def finish(self) -> Tensors:
@@ -105,7 +105,7 @@ class DefendedAggregator:
         """Return the replies that are aggregated."""
         ups: Sequence[Up] = self.ups
         if len(ups) < 3:
-            # Of two replies nobody can say which one is wrong.
+            # With two replies nobody can say which one is wrong.
             return ups
         if self.options.kind in ("krum", "multi-krum"):
             return self._closest(ups)
@@ -147,7 +147,7 @@ class DefendedAggregator:
         return changed
 
     def _safe_rows(self, rows: Tensor) -> Tensor:
-        """Return one safe vector for each client's; a robust mean is the same for all."""
+        """Return a safe vector for each client; a robust mean is the same for all."""
         if self.options.kind in ("clip", "peers"):
             factors = clip_factors(torch.linalg.vector_norm(rows, dim=1), self.options.factor)
             return torch.where((factors < 1)[:, None], factors[:, None] * rows, rows)
@@ -157,7 +157,7 @@ class DefendedAggregator:
 
     def _vectors(self, ups: Sequence[Up]) -> Sequence[Up]:
         """Return the replies with safe entries that are not per class, such as control variates."""
-        # The mean of sums over a client's own images is no sum over anybody's.
+        # The mean of several clients' sums is not a sum over any client's images.
         names = [
             name for name, field in self.fields.items() if not (field.per_class or field.summed)
         ]
@@ -220,7 +220,7 @@ class DefendedAggregator:
     def _cross_check(
         self, ups: Sequence[Up], tensors: Sequence[Tensors], names: Sequence[str]
     ) -> None:
-        """Limit what clients claim of a class by how well their vectors agree with the others'."""
+        """Limit what clients claim for a class by how well their vectors agree with the others'."""
         for claim, (low, high) in self.defence.claims.items():
             for entries in tensors:
                 entries[claim] = entries[claim].clone()
@@ -235,7 +235,7 @@ class DefendedAggregator:
                     tensors[number][claim][row] = value
 
     def _places(self, ups: Sequence[Up]) -> dict[int, list[tuple[int, int]]]:
-        """Return for every class which reply has it, and in which row."""
+        """Return, for every class, the replies that have it and the row in each."""
         places: dict[int, list[tuple[int, int]]] = {}
         for number, up in enumerate(ups):
             for row, label in enumerate(up.tensors["classes"].tolist()):

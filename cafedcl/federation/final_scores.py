@@ -1,10 +1,10 @@
-"""The scores that need every probability and not only predictions: they are made once, in the last
+"""The scores that need all probabilities, not only predictions: they are computed once, in the last
 round, so that no other round gets slower.
 
 All models are run here in plain PyTorch, whatever the engine, each on test images for its scores
 and on validation images for its calibration: what turns its scores into probabilities, and the
-limits beyond which an image is unlike those seen in training. Test images are never used for the
-latter.
+limits beyond which an image is unlike those seen in training. Test images are never used for
+calibration.
 """
 
 from collections.abc import Callable, Iterator
@@ -43,14 +43,14 @@ from cafedcl.models.base import Runner
 from cafedcl.task.task import Task, arithmetic
 
 OWN_IMAGES = 10_000
-"""Test images that all clients' own models together are run on: there can be many clients."""
+"""Test images that all clients' own models are run on in total: there can be many clients."""
 FEWEST_OWN = 200
 MOST_OWN = 2000
 """Test images that each client's own model is run on, at least and at most."""
 MOST_DESCRIBED = 5000
 """Training images that limits are fitted on, at most."""
 WRONG_IMAGES = 24
-"""Test images that are stored because the model is most wrong about them."""
+"""Number of stored test images that the model is most wrong about."""
 CALIBRATION = "calibration/"
 """The prefix of tables about how to read a model's scores."""
 SERVER = "server/"
@@ -59,12 +59,12 @@ OWN = "own/{}/"
 
 @dataclass(frozen=True)
 class Model:
-    """A model as it predicts: its weights are in the network."""
+    """A model that is ready to predict: its weights are loaded into the network."""
 
     scores: Callable[[Tensor], Tensor]
     """Scores of images as the network takes them."""
     describe: Callable[[Tensor], Tensors]
-    """Descriptions of rows of the training images, for the limits of what is known."""
+    """Descriptions of rows of the training images, for the limits of what is usual."""
 
 
 @dataclass
@@ -76,14 +76,14 @@ class FinalScores:
     counts: Tensor
     """Training images per client and class, before any pooling, by their true labels."""
     liars: frozenset[int]
-    """Clients that do not send the model that they have trained."""
+    """Clients that do not send the model that they trained."""
     due: bool
-    """Whether this is the last round, and these scores are asked for; else nothing is done."""
+    """Whether this is the last round and these scores are wanted; otherwise nothing is done."""
     own: dict[int, Tensors] = field(default_factory=dict)
     """Scores of clients' own models."""
     calibrations: Tensors = field(default_factory=dict)
     undefined: bool = False
-    """Whether an image had NaN among its scores: the first class counts as predicted there."""
+    """Whether an image had NaN among its scores: it then counts as predicted to be class 0."""
 
     def __post_init__(self) -> None:
         if not self.due:
@@ -95,8 +95,8 @@ class FinalScores:
     def add_own(self, reply: Reply, down: Down) -> None:
         """Score the model of a client that has just been trained.
 
-        It is made of the weights that the client sends and those that it keeps. A client elsewhere
-        scores its model itself.
+        The model consists of the weights that the client sends and those that it keeps. A remote
+        client scores its model itself.
         """
         client = reply.up.client
         elsewhere = TICKET in reply.memory or self.task.clients.remote
@@ -146,7 +146,7 @@ class FinalScores:
         if self.undefined:
             first = self.task.clients.data.names[0]
             yield (
-                "some images have NaN among their scores, so they are taken for the class "
+                "some images have NaN among their scores, so they are assigned to the class "
                 f"'{first}'; look at `scores` of the method {self.task.method.name}"
             )
 
@@ -156,7 +156,7 @@ class FinalScores:
         with arithmetic(task):
             weights = {**task.initial, **under(MODEL, state)}
             model = self._model(weights, under(ANCHORS, state), {})
-            # A private model must not come with what its clients' images tell without noise.
+            # A private model must not come with noiseless statistics of its clients' images.
             if not task.clients.remote and self.config.privacy.kind == "none":
                 shards = task.clients.shards
                 rows = (shards.train.indices, shards.validation.indices)
@@ -180,9 +180,10 @@ class FinalScores:
         return scores, tables
 
     def clients(self) -> tuple[Scores, Tensors]:
-        """Return the mean scores of the clients' own models, and the tables behind.
+        """Return the mean scores of the clients' own models, and their tables.
 
-        Of a client, only the classes count that it holds. Clients that did not take part have NaN.
+        For each client, only the classes that it holds count. Clients that did not take part have
+        NaN.
         """
         if not self.own:
             return {}, {}
@@ -214,7 +215,7 @@ class FinalScores:
         def in_batches(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
             images = self.task.clients.inputs.images
             batches = x.split(self.task.eval_batch)
-            # On the host: some devices have no float64, and what follows are many small steps.
+            # On the host: some devices have no float64, and many small steps follow.
             return torch.cat([function(images(batch)).cpu() for batch in batches])
 
         def scores(x: Tensor) -> Tensor:
@@ -236,8 +237,8 @@ class FinalScores:
     def _calibrated(self, values: Tensor, y: Tensor) -> Scores:
         """Return scores of the server's calibrated probabilities, from its scores of test images.
 
-        The most probable class is often another one than that with the highest score if the method
-        weighs all classes the same and the classes are not equally common.
+        If the method weighs all classes the same and the classes are not equally common, the most
+        probable class often differs from the one with the highest score.
         """
         fitted = under(SERVER, self.calibrations)
         p = probabilities(values, fitted["temperature"], fitted["prior"])
@@ -251,8 +252,8 @@ class FinalScores:
     def _calibrate(
         self, model: Model, train: Tensor, validation: Tensor, counts: Tensor
     ) -> Tensors:
-        """Return how scores become probabilities, and the limits of what is known; both as far as
-        possible.
+        """Return how scores become probabilities, and the limits of what is usual, as far as both
+        can be fitted.
 
         ``train`` and ``validation`` are rows of the training images, ``counts`` the images of each
         class.
@@ -301,7 +302,7 @@ def mean_known(values: Tensor) -> float | None:
 
 
 def check_calibrations(tables: Tensors, header: Header, line: MetricsLine) -> None:
-    """Raise ValueError unless a file of tables is of a round, and its calibrations can be used."""
+    """Raise ValueError unless a file's tables are of this round and its calibrations are usable."""
     if header.get("round") != line["round"]:
         raise ValueError(f"it is of round {header.get('round')}, not {line['round']}")
     for part, needed in (("server", "server/clients"), ("own", "own/all/score")):

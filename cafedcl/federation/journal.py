@@ -36,7 +36,7 @@ class Journal(Callback):
         self.write("end", error=error)
 
     def noticed(self, federation: Federation, message: str) -> None:  # noqa: ARG002
-        """Write what differs from what was asked for."""
+        """Write what differs from the request."""
         self.say(message)
 
     def round_began(self, federation: Federation, clients: int) -> None:
@@ -55,10 +55,10 @@ class Journal(Callback):
 
 
 def clear_journal(path: Path, resumed: bool) -> None:
-    """Remove the events of an earlier process that had the run folder.
+    """Remove the events of an earlier process that used the run folder.
 
-    A folder in which another process works is refused; and, unless its run is resumed, one that
-    holds a run. So nobody's events are lost.
+    A folder that another process is using is refused, and so is one that holds a run, unless the
+    run is resumed. So no other run's events are lost.
     """
     folder = RunFolder(path)
     if not resumed:

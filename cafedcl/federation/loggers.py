@@ -1,4 +1,4 @@
-"""Rounds written to TensorBoard or MLflow as they happen, beside the run folder's own metrics."""
+"""Logs rounds to TensorBoard or MLflow as they happen, in addition to the run folder's metrics."""
 
 import json
 import math
@@ -18,7 +18,7 @@ from cafedcl.federation.rounds import Federation
 
 LOGS = ("tensorboard", "mlflow")
 MLFLOW_FILE = "mlflow.json"
-"""Which MLflow run belongs to a run folder, so that a resumed run goes on in it."""
+"""Which MLflow run belongs to a run folder, so that a resumed run continues it."""
 
 
 def scalars(record: Record) -> dict[str, float]:
@@ -85,7 +85,7 @@ class MlflowLog(Callback):
         self.file = Path(path) / MLFLOW_FILE
         self.run_id = ""
         self.known = -1
-        """The last round that is there already."""
+        """The last round that MLflow already has."""
         self.lost = False
         try:
             self.client = self.mlflow.MlflowClient()
@@ -102,7 +102,7 @@ class MlflowLog(Callback):
         return str(self.client.create_experiment(name) if there is None else there.experiment_id)
 
     def round_done(self, federation: Federation, record: Record) -> None:
-        """Write the round's numbers, unless an interrupted run wrote the same ones before."""
+        """Write the round's numbers, unless they were written before an interruption."""
         if self.lost:
             return
         try:

@@ -76,8 +76,8 @@ OPTIONAL = {"reason", "left_out", "privacy"}
 def on_most_clients(lines: Sequence[MetricsLine]) -> list[MetricsLine]:
     """Return the rounds with the server's model scored on the most clients.
 
-    Where a site gave no scores, those of the others are on other images, and a best round is not to
-    be one in which the hardest images were missing.
+    Where a site gave no scores, the others' scores are on fewer images. The best round must not be
+    one in which the hardest images were missing.
     """
     missing = [(line["server"] or {}).get("client_missing") or 0 for line in lines]
     fewest = min(missing, default=0)
@@ -86,11 +86,11 @@ def on_most_clients(lines: Sequence[MetricsLine]) -> list[MetricsLine]:
 
 @dataclass(frozen=True)
 class MetricsRead:
-    """The rounds that can be read, from the first to the one before a damaged line."""
+    """The rounds that can be read, up to the first damaged line."""
 
     lines: list[MetricsLine]
     problem: str = ""
-    """Which line is damaged and why; a last line that a crash cut off is no damage."""
+    """Which line is damaged and why; a last line cut off by a crash does not count as damaged."""
 
 
 class MetricsFile:
@@ -122,17 +122,17 @@ class MetricsFile:
         append_line(self.path, json.dumps(line))
 
     def write(self, lines: Sequence[MetricsLine]) -> None:
-        """Write the given rounds in the place of all that is there."""
+        """Replace the content of the file with the given rounds."""
         content = "".join(json.dumps(line) + "\n" for line in lines).encode()
         if not self.path.exists() or self.path.read_bytes() != content:
             write_atomically(self.path, content)
 
 
 def last_round(lines: Sequence[MetricsLine], rounds: int, budget: float | None = None) -> int:
-    """Return how many rounds a run has when it is finished.
+    """Return the number of rounds of a finished run.
 
-    They are those that its config asks for, or fewer if its privacy budget allows no more. The
-    ``budget`` is the recorded one, unless the config has another by now (0: there is none).
+    It is the number in its config, or less if the privacy budget allows no more. The ``budget`` is
+    the recorded one, unless the config has another by now (0: there is none).
     """
     spent = lines[-1].get("privacy", {}) if lines else {}
     budget = spent.get("budget", 0.0) if budget is None else budget

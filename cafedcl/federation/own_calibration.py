@@ -1,8 +1,8 @@
-"""Calibration of a run's model on images that somebody has, such as those of a hospital.
+"""Calibration of a run's model on a user's own images, such as those of a hospital.
 
 A deployment has no validation images at the server, and classes may be more or less common where a
-model is used than where it was trained. So whoever has labelled images can fit the probabilities to
-these, and the limits of what is usual.
+model is used than where it was trained. So users with labelled images can fit the probabilities to
+them, and the limits of what is usual.
 """
 
 from dataclasses import replace
@@ -33,7 +33,7 @@ def load_labelled(
     """Return labelled images as a run's model takes them.
 
     ``options``, ``shape`` and ``window`` are the run's. With its columns of clients and groups, the
-    same images are for testing as in training.
+    test images are the same as in training.
     """
     channels, height, width = shape
     if all_images:
@@ -43,7 +43,7 @@ def load_labelled(
                 f"{name}: the model was trained on these images, so probabilities that are fitted "
                 "to all of them would be too certain; leave --all-images out, or give others"
             )
-        # Which of them are for testing does not matter, so these columns need not be there.
+        # Which of them are for testing does not matter, so these columns may be missing.
         options = replace(options, client="", group="")
     chosen = replace(
         options,
@@ -51,7 +51,7 @@ def load_labelled(
         images=0,
         size=height if height == width else 0,
         colours={1: "grey", 3: "rgb"}.get(channels, "auto"),
-        # Public data sets have 8 bits, and take no window.
+        # Public data sets have 8 bits and need no window.
         window=window.option if is_own(str(name)) else "auto",
     )
     data = load_dataset(chosen)
@@ -72,8 +72,8 @@ def calibration_on(
 ) -> Tensors:
     """Return the calibration of a model on the test images of a data set, or on all its images.
 
-    A site that took part in training has trained on the others. What the model knows of what is
-    usual it keeps: nobody knows it better than the images of training.
+    A site that took part in training has trained on its other images. If the model already knows
+    what is usual, it keeps that: the training images are the best source.
     """
     data = data.relabelled(model.classes, str(where))
     x = data.test_x
@@ -106,8 +106,8 @@ def calibration_on(
 
 
 def _limits(described: Tensors, y: Tensor, groups: Tensor, classes: int) -> Tensors:
-    """Return limits of what is usual: half of the images say where the classes are, and the other
-    half how far from there images are.
+    """Return limits of what is usual: one half of the images locates the classes, and the other
+    half gives the distances of images from them.
 
     Images of one group, such as a patient, are in the same half.
     """
@@ -126,6 +126,6 @@ def _limits(described: Tensors, y: Tensor, groups: Tensor, classes: int) -> Tens
 
 
 def recalibrated(tables: Tensors, prefix: str, calibration: Tensors) -> Tensors:
-    """Return a run's tables with another calibration of one of its models."""
+    """Return a run's tables with one model's calibration replaced."""
     others = {name: value for name, value in tables.items() if not name.startswith(prefix)}
     return {**others, **{prefix + name: value for name, value in calibration.items()}}

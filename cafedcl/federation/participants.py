@@ -10,8 +10,8 @@ from cafedcl.task.checks import check_schedule
 class Participants:
     """Draws the clients of every round.
 
-    With privacy, every client takes part with the same probability, whoever else does: that is what
-    the privacy budget is computed for. Otherwise the number of clients is the same in every round.
+    With privacy, every client takes part independently with the same probability, as the privacy
+    budget assumes. Otherwise the number of clients is the same in every round.
     """
 
     def __init__(self, config: Config, clients: int) -> None:
@@ -19,10 +19,10 @@ class Participants:
         self.clients = clients
         self.schedule = check_schedule(config)
         self._known: tuple[int, dict[int, int]] = (-1, {})
-        """The first round of the last period that `_last_replies` was asked for, and its answer."""
+        """The first round of the period that `_last_replies` computed last, and its result."""
 
     def __call__(self, round: int) -> tuple[list[int], list[int]]:
-        """Return the clients that are asked, and those of them that drop out before they reply."""
+        """Return the sampled clients, and those of them that drop out before they reply."""
         seed = self.config.run.seed
         options = self.config.federation
         sampled = self._independent(round) if self._private else self._fixed_number(round)
@@ -36,10 +36,10 @@ class Participants:
     def scored_in(self, round: int, *, due: bool) -> set[int]:
         """Return the clients whose own models are scored in a round.
 
-        They reply in it, and in no later one up to the next in which scores are ``due``. So the
-        scores are of every client's last model, also if it is not asked in that round itself. Where
-        the system's random numbers draw the clients, later rounds cannot be known: then it is
-        whoever replies in the round in which scores are due.
+        A client is scored in its last round before scores are ``due``, so that the scores are of
+        its last model even if it is not sampled in the round in which they are due. Where the
+        system's random numbers draw the clients, later rounds cannot be known: then the clients
+        that reply in the round in which scores are due are scored.
         """
         if self._from_system:
             return set(range(self.clients)) if due else set()
@@ -55,8 +55,8 @@ class Participants:
     def _last_replies(self, round: int) -> dict[int, int]:
         """Return each client's last reply in the period that ends when scores are due.
 
-        Only clients that reply in the period are in it. The answer for a period is kept: it is the
-        same for all its rounds.
+        Only clients that reply in the period are included. The answer is kept, since it is the same
+        for all rounds of the period.
         """
         every = self.config.evaluate.own_every
         begin = round - round % every
@@ -77,7 +77,7 @@ class Participants:
 
     @property
     def _from_system(self) -> bool:
-        """Whether nobody can compute who is drawn."""
+        """Whether the drawn clients cannot be computed in advance."""
         options = self.config.privacy
         return self._private and options.from_system(own_data=self.config.at_sites)
 

@@ -1,7 +1,7 @@
 """Whether a client's updates agree with those of its peers, the clients with similar classes.
 
-Updates of honest clients with different classes may well point away from each other. So everyone is
-compared with those who have the same classes, by the counts of enrolment, and over many rounds.
+Updates of honest clients with different classes may well point away from each other. So each client
+is compared with those that have the same classes, by the enrolled counts, and over many rounds.
 """
 
 import torch
@@ -14,15 +14,15 @@ from cafedcl.functional.robust import label_overlap, middle, peer_agreement
 AGREEMENT = "defence/agreement"
 """The agreement of every client so far, each round discounted by its age."""
 VISITS = "defence/visits"
-"""How many rounds it is the sum of, discounted in the same way."""
+"""The number of rounds in this sum, discounted in the same way."""
 MEMORY = 0.9
-"""Discount of a round. One round says little: a batch's noise is larger than the agreement."""
+"""Discount per round. One round says little: the noise of a batch exceeds the agreement."""
 LEAST = 0.25
-"""The least standing, in standings of the median client. Noise has a standing of about 0."""
+"""The least standing, relative to the median client's. Noise has a standing of about 0."""
 FEWEST = 3
-"""Clients that are let in at least: of fewer, nobody can tell who is the odd one."""
+"""The fewest clients that are kept: among fewer, nobody can tell which one is the outlier."""
 REPEATS = 3
-"""How often peers are chosen anew, without those who were just found to disagree."""
+"""How often peers are chosen again, without those just found to disagree."""
 
 
 class Peers:

@@ -10,7 +10,7 @@ from cafedcl.task.task import Task
 
 
 def make_privacy(config: Config, task: Task) -> Spending:
-    """Return what keeps account of a run's privacy; raises CafedclError for what cannot be had."""
+    """Return what tracks a run's privacy; raises CafedclError for privacy that is impossible."""
     kinds = {"none": Spending, "clients": ClientPrivacy, "records": RecordPrivacy}
     return kinds[config.privacy.kind](config, task)
 
@@ -21,10 +21,10 @@ def check_private_method(config: Config) -> None:
         return
     cls, _ = find_method(config.method.name)
     try:
-        # What a method says of its steps hardly ever depends on its size.
+        # What a method declares about its steps hardly ever depends on its size.
         method: Method = cls(config.method.options, 2, 64)
     except Exception:
-        return  # then it is checked when the sites have said how many classes there are
+        return  # it is checked later, when the sites have reported their classes
     if config.privacy.kind == "clients":
         check_step(config, method)
     elif config.privacy.kind == "records":
@@ -32,7 +32,7 @@ def check_private_method(config: Config) -> None:
 
 
 def check_privacy(config: Config, task: Task) -> None:
-    """Raise CafedclError for what cannot be had, without the library that computes ε."""
+    """Raise CafedclError for impossible privacy, without the library that computes ε."""
     if config.privacy.kind == "clients":
         check_clients(config, task)
     elif config.privacy.kind == "records":

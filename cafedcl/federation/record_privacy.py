@@ -1,6 +1,6 @@
-"""Record-level differential privacy: what clients send nearly does not depend on any one image.
+"""Record-level differential privacy: what clients send hardly depends on any single image.
 
-Clients add noise to every step themselves (`engine/private_steps.py`). This keeps account of it:
+Clients add noise to every step themselves (`engine/private_steps.py`). This module tracks the cost:
 every client has its own number of steps and its own share of images per step, so its own ε.
 """
 
@@ -21,26 +21,26 @@ from cafedcl.task.task import Task
 VISITS = "server/privacy/visits"
 """The state's entry with the number of rounds in which each client has trained."""
 RATES = 200
-"""Sampling rates are rounded up to multiples of one over this: few of them have to be computed."""
+"""Sampling rates are rounded up to multiples of 1/200, so that ε is computed for few of them."""
 
 
 class RecordPrivacy(Spending):
-    """Keeps account of the noisy steps of every client; ε is the largest of any client."""
+    """Tracks the noisy steps of every client; ε is the largest of any client."""
 
     def __init__(self, config: Config, task: Task) -> None:
         super().__init__(config, task)
         check_records(config, task)
         self.accountant = Accountant(self.options, "privacy.kind = records")
         self.again = 0
-        """Rounds that were recorded before the run went back to a checkpoint, and done again."""
+        """Rounds that were recorded before the run returned to a checkpoint, and are repeated."""
         self.steps = [self.worst(*few_and_many) for few_and_many in possible_samples(task)]
         """Of every client, the largest share of images per step, and the most steps of a visit."""
         self.participants = Participants(config, len(self.steps))
         self.check_budget(self.start({}))
 
     def worst(self, few: float, many: float) -> tuple[float, int]:
-        """Return the largest sampling rate and the most steps of a visit to a client that has
-        between so few and so many images.
+        """Return the largest sampling rate and the most steps of a visit to a client with a number
+        of images between ``few`` and ``many``.
         """
         schedule = self.task.schedule
         options = schedule.options
@@ -55,7 +55,7 @@ class RecordPrivacy(Spending):
                     "train.batch_size"
                 )
             return options.batch_size / least, schedule.steps(int(many))
-        # With so many iterations per epoch, the share of images falls from here on.
+        # With a fixed number of iterations per epoch, the share of images falls from here on.
         numbers = range(least, least + options.iterations + 1)
         rate = max(schedule.batch_size(number) / number for number in numbers)
         return rate, options.epochs * options.iterations
@@ -79,7 +79,7 @@ class RecordPrivacy(Spending):
         return found
 
     def epsilon(self, state: Tensors, first: int, rounds: int) -> float:
-        """Return the largest ε of any client after more rounds, by who takes part in them."""
+        """Return the largest ε of any client after more rounds, given who takes part in them."""
         for round in range(first, first + rounds):
             sampled, dropped = self.participants(round)
             state = self.visited(state, [client for client in sampled if client not in dropped])
@@ -92,7 +92,7 @@ class RecordPrivacy(Spending):
         return {**self.spent(max(now), later), "least_epsilon": min(now)}
 
     def resume(self, round: int, recorded: int) -> None:
-        """Go on after a checkpoint of a round, where so many private rounds had been recorded."""
+        """Continue from a round's checkpoint; ``recorded`` private rounds had been recorded."""
         super().resume(round, recorded)
         self.again = self.releases - round
 
@@ -100,7 +100,7 @@ class RecordPrivacy(Spending):
 def possible_samples(task: Task) -> list[tuple[float, float]]:
     """Return the fewest and the most training images that each client may have.
 
-    They are the same, unless the images are at sites, of which the server knows what they tell.
+    The two are equal unless the images are at sites, which may not report exact counts.
     """
     counts = task.clients.shards.counts.cpu()
     low = high = counts.double()
@@ -110,7 +110,7 @@ def possible_samples(task: Task) -> list[tuple[float, float]]:
 
 
 def check_loss(method: Method) -> None:
-    """Refuse a method that noise in every step does not cover."""
+    """Refuse a method that noise in every step does not protect."""
     if not method.per_image:
         raise CafedclError(
             f"privacy.kind = records: the loss of {method.name} is not a mean over single images, "
@@ -121,11 +121,11 @@ def check_loss(method: Method) -> None:
 
 
 def check_records(config: Config, task: Task) -> None:
-    """Refuse what noise in every step does not cover."""
+    """Refuse options that noise in every step does not protect."""
     check_loss(task.method)
     if config.augment.name != "none":
         raise CafedclError(
-            f"augment.name = {config.augment.name}: synthetic images tell about real ones without "
+            f"augment.name = {config.augment.name}: synthetic images reveal real ones without "
             "noise; leave it out, or leave out privacy.kind = records"
         )
     running = [name for name, _ in task.network.named_buffers()]

@@ -1,6 +1,4 @@
-"""Writes a run down as it goes: what is about to run, every round, and a checkpoint when one is
-due.
-"""
+"""Records a run in its folder: what is about to run, every round, and checkpoints when due."""
 
 import json
 from typing import Any
@@ -29,12 +27,10 @@ class Recorder(Callback):
         self.folder = folder
         self.path = folder.path
         self._in_step = False
-        """Whether the folder holds nothing that comes after the federation's round."""
+        """Whether the folder holds nothing from after the federation's round."""
 
     def begin(self, federation: Federation, command: list[str]) -> None:
-        """Write down what is about to run. The config comes last: a folder that has one holds a
-        run.
-        """
+        """Record what is about to run. The config comes last: a folder that has one holds a run."""
         data = federation.task.clients.data
         tensors = {"counts": federation.counts, "mean": data.mean, "std": data.std}
         if federation.task.tested is not None:
@@ -68,7 +64,7 @@ class Recorder(Callback):
             write_atomically(self.path / ENCODER_FOLDER / name, content.encode())
 
     def _write_frozen(self, federation: Federation) -> None:
-        """Write the weights that nobody trains once: checkpoints do not have them."""
+        """Write the frozen weights once: checkpoints do not have them."""
         frozen = federation.task.frozen_weights()
         if frozen:
             with explained(self.path):
@@ -76,9 +72,9 @@ class Recorder(Callback):
                 write_atomically(self.path / FROZEN, content)
 
     def go_on(self, federation: Federation, about: dict[str, Any]) -> None:
-        """Write down what is new about where a resumed run is executed.
+        """Record what has changed about where a resumed run is executed.
 
-        ``about`` is what is known so far: nothing if its file is missing or damaged.
+        ``about`` is what is known so far: empty if its file is missing or damaged.
         """
         if not (self.path / FROZEN).is_file():
             # In runs of earlier versions, they are part of every checkpoint.
@@ -101,11 +97,11 @@ class Recorder(Callback):
     def round_done(self, federation: Federation, record: Record) -> None:
         """Write the round's tables, a checkpoint when one is due, and the round's line.
 
-        The line comes last. So where the metrics have a round whose checkpoint was due, there was
-        one; and a checkpoint has at most one round more than the metrics, and that line itself.
+        The line comes last. So every round in the metrics whose checkpoint was due had one, and a
+        checkpoint is at most one round ahead of the metrics and holds that round's line itself.
         """
         if not self._in_step:
-            # A resumed run removes the rounds that it trains again only now: if it fails before
+            # Only now does a resumed run remove the rounds that it trains again: if it fails before
             # its first round is done, nothing is lost.
             self.folder.rewind(record.round)
             self._in_step = True
@@ -116,7 +112,7 @@ class Recorder(Callback):
                     record.tables,
                     len(federation.counts),
                     follows=not evaluator.sizes and not evaluator.apart,
-                    # The last round's file tells of all clients.
+                    # The last round's file has the results of all clients.
                     only=None if federation.finished else record.round,
                 )
                 packed = pack_with_digest(tables, {"round": record.round})
@@ -126,11 +122,11 @@ class Recorder(Callback):
             self.folder.metrics_file.append(record.line())
 
     def has_all_rounds(self, federation: Federation) -> bool:
-        """Return whether the last round is written: if not, it could not be, as on a full disk."""
+        """Return whether the last round is written; on a full disk, for example, it is not."""
         return len(self.folder.metrics_file.read().lines) == federation.round
 
     def save(self, federation: Federation) -> None:
-        """Write a checkpoint between two rounds, and the last line if an interrupt kept it out."""
+        """Write a checkpoint between two rounds, and the last line if an interrupt prevented it."""
         with explained(self.path):
             self._write_checkpoint(federation)
             written = len(self.folder.metrics_file.read().lines)

@@ -30,7 +30,7 @@ from cafedcl.task.task import Task
 class RoundReplies:
     """What came back in a round.
 
-    Replies are kept without what is large: the aggregator has taken in their models by then.
+    Replies are kept without their large parts: the aggregator already has their models.
     """
 
     per_class: frozenset[str]
@@ -41,7 +41,7 @@ class RoundReplies:
     bytes: int = 0
 
     def add(self, result: Reply | Failure) -> None:
-        """Take note of a result."""
+        """Add a result."""
         if isinstance(result, Failure):
             self.failures.append(result)
             return
@@ -54,9 +54,9 @@ class RoundReplies:
 
     @property
     def counted(self) -> int:
-        """How many replies count: not those of clients whose classes are all too small to report.
+        """The number of replies that count: not those whose classes are all too small to report.
 
-        A server step could not be made of such replies alone.
+        No server step could be made from such replies alone.
         """
         return sum(reply.up.samples > 0 for reply in self.good)
 
@@ -66,7 +66,7 @@ class RoundReplies:
         return sum(nbytes(reply.up.notes) for reply in self.good)
 
     def traffic(self, down: Down, asked: int, engine: Engine, *, pooled: bool) -> dict[str, int]:
-        """Return what was sent: down to everyone who was asked, and up from everyone who replied.
+        """Return what was sent: down to every sampled client, and up from every one that replied.
 
         Nothing is sent where one client has all data. Under secure aggregation the ``engine`` knows
         what was sent, because replies are empty.
@@ -98,7 +98,7 @@ class RoundReplies:
 
 
 class SummedReplyValidator:
-    """Checks replies under secure aggregation: they say who took part, and nothing else."""
+    """Checks replies under secure aggregation: they only show who took part."""
 
     def __init__(self, clients: int) -> None:
         self.clients = clients
@@ -109,7 +109,7 @@ class SummedReplyValidator:
         if not 0 <= up.client < self.clients:
             return f"unknown client {up.client}"
         if up.model or up.tensors or up.notes or reply.correct:
-            return "it has numbers that must not be told under secure aggregation"
+            return "it has numbers that must not be sent under secure aggregation"
         return None
 
 
@@ -153,7 +153,7 @@ def gather_notes(replies: Iterable[Reply], clients: int) -> Tensors:
 
 
 def client_of(result: Reply | Failure) -> int:
-    """Return whose result it is."""
+    """Return the client that a result belongs to."""
     return result.up.client if isinstance(result, Reply) else result.client
 
 

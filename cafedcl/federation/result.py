@@ -65,7 +65,7 @@ class Run:
     tables: Tensors = field(default_factory=dict, repr=False)
     """Results per client and class of the last round, and how to read its models' scores."""
     frozen: Tensors = field(default_factory=dict, repr=False)
-    """The weights that nobody trains, which are not in ``state``."""
+    """The frozen weights, which are not in ``state``."""
 
     def __repr__(self) -> str:
         config = self.config
@@ -137,7 +137,7 @@ class Run:
         return run_plots.confusion(self.names, self._table("server/confusion").numpy())
 
     def plot_reliability(self) -> "NotebookFigure":
-        """Draw how far the probabilities of the server's model can be believed."""
+        """Draw how reliable the probabilities of the server's model are."""
         from cafedcl.federation import run_plots
 
         return run_plots.reliability(self._table("scores/server/bins").numpy())
@@ -228,8 +228,8 @@ class Run:
         """Return the run with a model that is calibrated on labelled images, such as your own.
 
         ``data`` is what ``cafedcl.run`` takes: the path of your images, for example. Its test
-        images are used, as the others may have been trained on. If none were: ``all_images=True``.
-        What counts as unusual is fitted too if the run does not know it.
+        images are used, because the others may have been trained on. If none were, use
+        ``all_images=True``. What counts as unusual is fitted too if the run does not know it.
         """
         model = self.served(client)
         options = self.config.data
@@ -255,7 +255,7 @@ class Run:
         config = self.config
         encoder = None if self.path is None else self.path / ENCODER_FOLDER
         if encoder is not None and encoder.is_dir():
-            # The run knows the architecture itself, wherever the encoder came from.
+            # The run stores the architecture itself, wherever the encoder came from.
             model = replace(config.model, name=f"hf:{encoder.resolve()}")
             config = replace(config, model=model)
         method, network, _ = build(config, self.shape, len(self.names), initial=False)
@@ -271,7 +271,7 @@ class Run:
             if not own:
                 advice = "train with --set store.own=true"
                 if config.store.own:
-                    advice = "train on, since it has not taken part"
+                    advice = "train longer, since it has not taken part"
                 raise CafedclError(
                     f"{who}: this run stores no model of its own for it; leave the client out, or "
                     f"{advice}"
@@ -344,7 +344,7 @@ class Run:
         total: int,
         decide_by: DecideBy,
     ) -> Predictions:
-        """Return what a model says of images that come in batches."""
+        """Return a model's predictions for images that come in batches."""
         chances = [torch.zeros(0, len(self.names))]
         similarities = [torch.zeros(0)]
         labels = [torch.zeros(0, dtype=torch.int64)]
@@ -364,7 +364,7 @@ class Run:
                 if scores.isnan().any():
                     # NaN would read as the first class.
                     raise CafedclError(
-                        f"{self.path or 'this run'}: its model has scores that are no numbers "
+                        f"{self.path or 'this run'}: its model has scores that are not numbers "
                         "(NaN), so it cannot classify these images"
                     )
                 similarity = checked.similarity(model.method, scores)

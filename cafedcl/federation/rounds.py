@@ -80,7 +80,7 @@ class Federation:
         self.privacy = make_privacy(self.config, self.task)
         self.callbacks = list(callbacks)
         self.notices: list[str] = []
-        """What differs from what was asked for since the federation was made."""
+        """Notices about what differs from the request, since the federation was created."""
         self.engine = engine or choose_engine(setup, self.notice)
         self.sample = Participants(self.config, len(self.task.clients.shards))
         self.round = 0
@@ -113,7 +113,7 @@ class Federation:
         return 3 * nbytes({"counts": self.task.clients.shards.counts})
 
     def client_title(self, client: int) -> str:
-        """Return what a person reads for a client: its name, or its number."""
+        """Return how a client is displayed: by its name, or by its number."""
         return client_title(self.task.clients.shards.names, client)
 
     @property
@@ -135,7 +135,7 @@ class Federation:
         return self.history
 
     def step(self) -> Record:
-        """Run one round. It changes the federation only at its end, so an interrupt is harmless."""
+        """Run one round. The federation changes only at its end, so an interrupt is harmless."""
         clock = Clock()
         sampled, dropped = self.sample(self.round)
         self.notify("round_began", len(sampled))
@@ -198,7 +198,7 @@ class Federation:
             scored = self.sample.scored_in(down.round, due=self.own_is_due(down.round))
         kept = {client: without(OWN_MODEL, self.memories.get(client, {})) for client in clients}
         jobs = [Job(client, down, kept[client], client in scored) for client in clients]
-        # Closing the engine's results gives up on the jobs that are not done, after an interrupt.
+        # After an interrupt, closing the engine's results abandons unfinished jobs.
         with closing(self.engine.train(jobs)) as results:
             title = f"round {down.round + 1} of {self.options.rounds}"
             counted = tracked(results, title, len(clients), "clients")
@@ -207,8 +207,7 @@ class Federation:
     def received(self, result: Reply | Failure, down: Down) -> Reply | Failure:
         """Return a result as the server receives it.
 
-        Clients that attack have tampered with theirs, and all that is sent besides the model is on
-        the server's device.
+        Attackers have tampered with theirs, and everything but the model is on the server's device.
         """
         if isinstance(result, Failure):
             return result
@@ -228,7 +227,7 @@ class Federation:
             try:
                 problem = self.validator.problem(result)
             except Exception as error:
-                # Whatever a client sends is its own failure, and never the end of a run.
+                # Whatever a client sends may only fail that client, and never end the run.
                 problem = f"its reply cannot be checked: {type(error).__name__}: {error}"
             if problem:
                 result = Failure(result.up.client, problem)
@@ -245,7 +244,7 @@ class Federation:
 
     def update(self, aggregator: ServerStep, replies: int) -> tuple[Tensors, str]:
         """Return the server's new state, or the old one and why the round does not count."""
-        # A private round always counts: whether it does must not depend on who replied.
+        # A private round always counts, because this must not depend on who replied.
         needed = 0 if self.privacy.noisy_step else self.options.min_replies
         if replies < needed:
             return self.state, f"{replies} valid replies, federation.min_replies = {needed}"
@@ -309,7 +308,7 @@ class Federation:
             surveyed, behind = self.evaluator.surveyed(survey)
             missing = int((survey["tested"].sum(1) == 0).sum())
             if missing:
-                # Scores of different sites must not be compared unawares.
+                # Nobody should unknowingly compare scores over different sites.
                 surveyed["client_missing"] = missing
             clients = {name: v for name, v in surveyed.items() if name.startswith("client_")}
             return {**surveyed, **scores, **clients}, {**tables, **behind}
@@ -324,7 +323,7 @@ class Federation:
         """Return whether a round that runs or has just ended is the last one."""
         if round + 1 == self.options.rounds:
             return True
-        # A round that has just ended is in the state already.
+        # The state already includes a round that has just ended.
         rounds_to_count = round + 1 - self.round
         return self.privacy.is_exhausted_by(self.state, self.round, rounds_to_count + 1)
 
@@ -333,7 +332,7 @@ class Federation:
         return self.task.scores_own and self.is_due(round, self.config.evaluate.own_every)
 
     def commit(self, state: Tensors, own: Tensors, replies: list[Reply], record: Record) -> None:
-        """Make a round's results the federation's own, and tell the callbacks."""
+        """Make a round's results the federation's own, and notify the callbacks."""
         self.memories |= {reply.up.client: reply.memory for reply in replies}
         self.state = state
         self.own = own
@@ -349,24 +348,24 @@ class Federation:
         self.notify("round_done", record)
 
     def notice(self, message: str) -> None:
-        """Tell that something differs from what was asked for: the callbacks, or standard error."""
+        """Report a difference from the request to the callbacks, or else to standard error."""
         self.notices.append(message)
         self.notify("noticed", message)
         if not self.callbacks:
             print(printable(f"warning: {message}"), file=sys.stderr)
 
     def notify(self, event: str, *details: Any) -> None:
-        """Let every callback see an event."""
+        """Notify every callback of an event."""
         notify(self.callbacks, event, self, *details)
 
     def snapshot(self) -> tuple[Tensors, Header]:
-        """Return all that is needed to go on from here."""
+        """Return all that is needed to continue from here."""
         tensors = snapshot_of(self.state, self.memories, self.own)
         return tensors, {"round": self.round, "releases": self.privacy.releases}
 
     def restore(self, tensors: Tensors, header: Header) -> None:
-        """Go back to a snapshot; raises ValueError if it is not one of this federation."""
-        # A checkpoint of an earlier version may lack kinds of scores; they come with later rounds.
+        """Return to a snapshot; raises ValueError if it does not fit this federation."""
+        # A checkpoint of an earlier version may lack kinds of scores; later rounds add them.
         tensors = {**prefixed("own/", self.evaluator.no_own()), **tensors}
         check_snapshot(tensors, self.state, self.own)
         self.round = int(header["round"])

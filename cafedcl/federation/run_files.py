@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def read_environment(file: Path) -> dict[str, Any]:
-    """Return where and how a run was made; nothing if the file does not exist."""
+    """Return where and how a run was made; empty if the file does not exist."""
     try:
         about = json.loads(file.read_text(encoding="utf-8"))
         check_environment(about)
@@ -90,8 +90,8 @@ def read_data(file: Path) -> tuple[dict[str, Array], dict[str, Any]]:
 
 
 def read_frozen(file: Path, *, needed: bool) -> "Tensors":
-    """Return the weights that nobody trains; none if the file does not exist and is not needed."""
-    # Imported here because whoever reads only scores needs no PyTorch.
+    """Return the frozen weights; none if the file does not exist and is not needed."""
+    # Imported here because reading only scores needs no PyTorch.
     from cafedcl.core.tensors import digest, unpack
 
     if not file.exists():

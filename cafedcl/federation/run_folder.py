@@ -5,8 +5,8 @@ Reading one loads no PyTorch until a checkpoint is asked for.
 config.toml           the fully resolved config, and the version of this format
 environment.json      versions, device, commit, command
 data.safetensors      training images per client and class
-encoder/              the architecture of a pretrained encoder, where its name alone does not say it
-frozen.safetensors    the weights that nobody trains, if there are any
+encoder/              the architecture of a pretrained encoder, if its name does not determine it
+frozen.safetensors    the frozen weights, if there are any
 metrics.jsonl         one line per round, flushed as it happens
 evaluations/          per-client and per-class results of every evaluated round
 checkpoints/          the last two, written atomically, each with a digest of its content
@@ -61,8 +61,8 @@ _locks: set[int] = set()
 def _release_inherited_locks() -> None:
     """Close the locks in a forked process: they are its parent's.
 
-    A lock holds until every process that has inherited it closes it. A worker that outlives a
-    killed run by a moment would otherwise keep the run locked.
+    A lock holds until every process that has inherited it closes it. Otherwise a worker that
+    outlives a killed run by a moment would keep the run locked.
     """
     for descriptor in _locks:
         with suppress(OSError):
@@ -179,7 +179,7 @@ class RunFolder:
         return read_data(self.path / DATA)
 
     def frozen(self) -> "Tensors":
-        """Return the weights that nobody trains; none if all are trained."""
+        """Return the frozen weights; none if all are trained."""
         _, header = self.data()
         return read_frozen(self.path / FROZEN, needed=header.get("frozen", False))
 
@@ -198,14 +198,14 @@ class RunFolder:
     def newest(
         self, warn: Callable[[str], None], fits: "Callable[[Checkpoint], bool] | None" = None
     ) -> "Checkpoint | None":
-        """Return the newest whole checkpoint that fits; damaged ones are skipped with a warning."""
+        """Return the newest intact checkpoint that fits, with a warning for each damaged one."""
         from cafedcl.federation.checkpoint import Checkpoint
 
         for file in self.checkpoints():
             try:
                 checkpoint = Checkpoint.read(file)
             except PermissionError as error:
-                # It may be whole: with the right permission nothing has to be trained again.
+                # It may be intact: with the right permission nothing has to be trained again.
                 raise CafedclError(f"{file}: cannot be read: {error.strerror}") from None
             except (ValueError, OSError) as error:
                 warn(f"{file}: damaged, so it is left out ({error})")
@@ -215,17 +215,17 @@ class RunFolder:
         return None
 
     def is_finished(self, rounds: int) -> bool:
-        """Return whether the run has all rounds: their metrics, and a whole checkpoint at last."""
+        """Return whether the run has all rounds: their metrics, and an intact last checkpoint."""
         metrics = self.metrics_file.read()
         lines = metrics.lines
         budget = None
         with suppress(CafedclError):
             budget = self.tables().get("privacy", {}).get("budget")
         rounds = last_round(lines, rounds, budget)
-        # Names are cheap to look at; a checkpoint is read only if there is one of the last round.
+        # Names are cheap to check; a checkpoint is read only if there is one of the last round.
         has_last = any(_number(file) >= rounds for file in self.checkpoints())
         if not self.begun or not has_last or len(lines) < rounds or metrics.problem:
-            # Resuming a run that has only a damaged line too many writes its metrics anew.
+            # If the run only has an extra damaged line, resuming it rewrites its metrics.
             return False
         with suppress(CafedclError):
             last = self.newest(lambda _: None)
@@ -253,11 +253,11 @@ class RunFolder:
             return resolve(tables)
 
     def environment(self) -> dict[str, Any]:
-        """Return where and how the run was made; nothing if the file does not exist."""
+        """Return where and how the run was made; empty if the file does not exist."""
         return read_environment(self.path / "environment.json")
 
     def described(self, warn: Callable[[str], None]) -> dict[str, Any]:
-        """Return where and how the run was made; nothing, with a warning, if it is damaged."""
+        """Return where and how the run was made; empty, with a warning, if the file is damaged."""
         try:
             return self.environment()
         except CafedclError as error:
@@ -277,7 +277,7 @@ class RunFolder:
         # Where they cannot be listed, nothing can be resumed either.
         with suppress(CafedclError):
             numbers = [_number(file) for file in self.checkpoints()]
-        # A checkpoint of one round more has the line of that round.
+        # A checkpoint that is one round ahead has the line of that round.
         if any(number <= rounds + 1 for number in numbers):
             resume = cafedcl_command("resume", self.path)
             return f"restore it from a backup, or train the rounds after it again with `{resume}`"
@@ -291,7 +291,7 @@ class RunFolder:
             for file in _numbered(self.path / "evaluations"):
                 if _number(file) >= rounds:
                     file.unlink()
-            # A newer checkpoint is damaged, or it would have been the one to go on from.
+            # A newer checkpoint is damaged, or the run would have been resumed from it.
             for file in self.checkpoints():
                 if _number(file) > rounds:
                     file.unlink()
@@ -311,13 +311,13 @@ def _about(file: Path) -> Iterator[None]:
 
 
 def _numbered(folder: Path) -> list[Path]:
-    """Return the files of rounds in a folder; anything else there is somebody else's."""
+    """Return the files of rounds in a folder; any other files there are ignored."""
     try:
         files = list(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        # Its files may be whole. Taken for an empty one, the run would begin again.
+        # Its files may be intact. If it were treated as empty, the run would begin again.
         raise CafedclError(f"{folder}: cannot be read: {error.strerror}") from None
     return [
         file

@@ -92,7 +92,7 @@ def confusion(names: Sequence[str], table: Array) -> NotebookFigure:
 
 
 def reliability(bins: Array) -> NotebookFigure:
-    """Draw how often predictions are right against the probability that they were given."""
+    """Draw the share of correct predictions against their predicted probability."""
     figure, axes = blank(4.6, 4.4)
     known = bins[bins[:, 0] > 0]
     axes.plot([0, 100], [0, 100], linestyle="--", color="grey", linewidth=1)

@@ -31,7 +31,7 @@ from cafedcl.models.pretrained import PretrainedEncoder
 from cafedcl.task.resolve import resolve
 
 FederationFactory = Callable[[Config, Sequence[Callback], RunFolder | None], Federation]
-"""Makes the federation of a config; for a run that is resumed, it also gets the run folder."""
+"""Makes the federation of a config; for a resumed run, it also receives the run folder."""
 UNIMPORTANT = {"transformers_version", "_name_or_path"}
 """Entries of an encoder's config that do not decide what it computes."""
 
@@ -73,7 +73,7 @@ def resume(
     warn: Callable[[str], None] = print,
     make_federation: FederationFactory = local_federation,
 ) -> Run:
-    """Resume a run from its newest whole checkpoint, as if it had never stopped."""
+    """Resume a run from its newest intact checkpoint, as if it had never stopped."""
     folder = RunFolder.open(path)
     with folder.held():
         config = folder.config()
@@ -130,7 +130,7 @@ def check_unchanged(folder: RunFolder, config: Config, asked: Asked = NOTHING_AS
 
 @contextmanager
 def unchanged_if_refused(folder: RunFolder) -> Iterator[None]:
-    """Give a run its config back if a block that changes it, to go on with it, is refused."""
+    """Restore a run's config if a block that changes it to resume the run is refused."""
     before = (folder.path / CONFIG).read_bytes()
     done = len(folder.metrics_file.read().lines)
     try:
@@ -151,7 +151,7 @@ def _covered(checkpoint: Checkpoint, metrics: MetricsRead) -> bool:
 
 def _begun(folder: RunFolder) -> Checkpoint:
     """Return what stands in for a checkpoint before there is one: the config of the start."""
-    # A run that has no round yet begins anew, with another file of its data if that is missing.
+    # A run without any round starts again, and writes its data file again if that is missing.
     began = folder.metrics_file.read().lines or (folder.path / DATA).is_file()
     about = folder.data()[1] if began else {}
     return Checkpoint(0, {}, about.get("config", {}))
@@ -162,8 +162,8 @@ def _check_restart(
 ) -> None:
     """Raise CafedclError unless a run without a checkpoint may begin again with its first round.
 
-    It may if no checkpoint was due so far, or if those that are there are damaged: its rounds are
-    trained again to the same bits, provided that its config has not changed.
+    It may if no checkpoint was due so far, or if the existing ones are damaged: its rounds are
+    trained again, bit for bit, provided that its config has not changed.
     """
     done = len(metrics.lines)
     files = [file for file in folder.checkpoints() if int(file.stem)]
@@ -188,7 +188,7 @@ def _check_restart(
 def _restore(
     federation: Federation, folder: RunFolder, metrics: MetricsRead, saved: Checkpoint
 ) -> None:
-    """Go back to a checkpoint, whose data must be those of the federation."""
+    """Return to a checkpoint, whose data must match those of the federation."""
     _check_data(federation, folder)
     _check_architecture(federation, folder)
     prefix = "state/" + MODEL
@@ -206,14 +206,14 @@ def _restore(
     if saved.record is not None and len(lines) < saved.round:
         lines.append(saved.record)
     if len(metrics.lines) <= saved.round:
-        # No round that can be read is lost: a damaged line is, and the checkpoint's is added.
+        # Readable rounds are kept, damaged lines are dropped, and the checkpoint's is added.
         with explained(folder.path):
             folder.metrics_file.write(lines)
     federation.history = [Record(**line) for line in lines]
 
 
 def _released(metrics: MetricsRead, saved: Checkpoint | None) -> int:
-    """Return the private steps that a run has recorded, also those after its last checkpoint."""
+    """Return the private steps that a run has recorded, even those after its last checkpoint."""
     lines = [*metrics.lines]
     if saved is not None and saved.record is not None:
         lines.append(saved.record)
@@ -248,7 +248,7 @@ def _check_data(federation: Federation, folder: RunFolder) -> None:
 
 
 def _check_architecture(federation: Federation, folder: RunFolder) -> None:
-    """Raise CafedclError if a pretrained encoder is not built as when the run started."""
+    """Raise CafedclError if a pretrained encoder is built differently than at the run's start."""
     task = federation.task
     encoder = task.frozen_encoder or task.network.encoder
     if not isinstance(encoder, PretrainedEncoder):
@@ -272,7 +272,7 @@ def _check_architecture(federation: Federation, folder: RunFolder) -> None:
 
 
 def _check_frozen(federation: Federation, folder: RunFolder, started_with: Tensors) -> None:
-    """Raise CafedclError if weights that nobody trains are not those that the run started with."""
+    """Raise CafedclError if the frozen weights are not those that the run started with."""
     for name, value in federation.task.frozen_weights().items():
         if name not in started_with or not torch.equal(started_with[name], value.cpu()):
             raise CafedclError(
@@ -283,7 +283,7 @@ def _check_frozen(federation: Federation, folder: RunFolder, started_with: Tenso
 
 
 def _run_to_end(federation: Federation, recorder: Recorder) -> Run:
-    """Run to the end; on an interrupt or error, save what is done and let it through."""
+    """Run to the end; on an interrupt or error, save what is done and re-raise it."""
     federation.callbacks[:0] = [recorder, ContactSheets(recorder.path / "samples")]
     try:
         federation.run()
@@ -291,7 +291,7 @@ def _run_to_end(federation: Federation, recorder: Recorder) -> Run:
         recorder.save(federation)
         raise
     except Exception:
-        # The rounds before the error stay done. If they cannot be saved, the first error is told.
+        # The rounds before the error are kept. If saving them fails, the first error is reported.
         with suppress(Exception):
             if recorder.has_all_rounds(federation):
                 recorder.save(federation)
@@ -367,7 +367,7 @@ def _lines_of(
 ) -> list[MetricsLine]:
     """Return the metrics of a model's rounds, always with those of its last one.
 
-    What is said of a model, such as its ε, is read there. Lines that are damaged are left out.
+    Facts about the model, such as its ε, are read from them. Damaged lines are left out.
     """
     read = folder.metrics_file.read()
     if len(read.lines) >= saved.round:

@@ -1,8 +1,8 @@
-"""A trained model as it is used: images go in as they come, and probabilities come out.
+"""A trained model in use: raw images go in, and probabilities come out.
 
 Everything that a prediction needs is inside: the normalisation of the pixels, what the method
 broadcasts or a client keeps (anchors, prototypes, a prior), and what turns scores into
-probabilities. So one module can be called, exported and stored, whatever the method is.
+probabilities. So one module can be called, exported and stored, whatever the method.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from cafedcl.methods.base import Method
 from cafedcl.models.base import Network
 
 GIVEN = "given"
-"""The entry of a calibration that was made later, on images that somebody gave."""
+"""The entry that marks a calibration made later, on a user's images."""
 
 
 class BufferDict(nn.Module):
@@ -65,7 +65,7 @@ class ServedModel(nn.Module):
         self.shape = shape
         self.calibration_images = int(calibration.get("images", torch.zeros(1)))
         self.calibrated_later = GIVEN in calibration
-        """Whether it was calibrated on images that somebody gave, and not on those of clients."""
+        """Whether it was calibrated on a user's images instead of clients' images."""
         self.network = network
         self.anchors = BufferDict(anchors)
         self.memory = BufferDict(memory)
@@ -99,9 +99,9 @@ class ServedModel(nn.Module):
     def judge(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return probabilities, predicted classes and, if the model knows its limits, strangeness.
 
-        The predicted class is that with the highest score, as in training and evaluation. It need
-        not be the most probable one. Above a strangeness of 1, an image is unlike all seen in
-        training.
+        The predicted class is the one with the highest score, as in training and evaluation. It
+        need not be the most probable one. Images with a strangeness above 1 are unlike all those
+        seen in training.
         """
         scores = self.scores(x)
         said = (self.probabilities(scores), scores.argmax(-1))
@@ -115,7 +115,7 @@ class ServedModel(nn.Module):
         )
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """Return the probabilities that scores stand for, calibrated if that is known."""
+        """Return the probabilities of scores, calibrated if the model has a calibration."""
         return probabilities(scores, self.temperature, self.prior)
 
     def strangeness(self, x: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ class ServedModel(nn.Module):
         return strangeness(self.described(x), self.limits.tensors())
 
     def described(self, x: Tensor) -> Tensors:
-        """Return the two descriptions of each image that say how strange it is."""
+        """Return the two descriptions of each image that its strangeness is computed from."""
         normalised = self.normalised(x)
         return {
             "features": self.network.features(normalised),

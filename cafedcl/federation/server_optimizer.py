@@ -1,7 +1,7 @@
-"""The server's optimizer: what it makes of the average of the clients' models.
+"""The server's optimizer, which updates the model from the average of the clients' models.
 
 The state's ``model/…`` is the model that is scored and saved. With an average over rounds, the live
-model is kept beside it. The change of a round, mean − θ, takes the place of a gradient.
+model is kept in addition. The change of a round, mean − θ, takes the place of a gradient.
 """
 
 import torch
@@ -24,7 +24,7 @@ class ServerOptimizer:
 
     def __init__(self, options: ServerStepOptions, task: Task) -> None:
         self.options = options
-        # Buffers are averaged only: a running variance that is extrapolated may become negative.
+        # Buffers are only averaged: an extrapolated running variance may become negative.
         parameters = dict(task.network.named_parameters())
         self.trained = [name for name in task.shared() if name in parameters]
         check_optimizer(options, task)
@@ -62,8 +62,8 @@ class ServerOptimizer:
     def step(self, before: Tensors, after: Tensors) -> Tensors:
         """Return the state after a round.
 
-        ``before`` is the state that the round began with, ``after`` the one that the method made of
-        it, whose model is the average of the clients' models.
+        ``before`` is the state at the start of the round, ``after`` the one that the method made
+        from it, whose model is the average of the clients' models.
         """
         if self.options.is_plain:
             return after
@@ -93,7 +93,7 @@ class ServerOptimizer:
         return {MODEL + name: moved, VELOCITY + name: velocity, SQUARES + name: squares}
 
     def _averaged(self, before: Tensors, after: Tensors) -> Tensors:
-        """Return the state with its model moved to the average over rounds, the live one beside."""
+        """Return the state with its model moved to the average over rounds, and the live model."""
         if not self.options.average:
             return after
         live = under(MODEL, after)

@@ -1,8 +1,8 @@
 """Stored tables that lack the rows of clients without a value, read without PyTorch.
 
-With many clients, few of them take part in a round. Their tables would fill the disk with NaN, so
-from `MANY_CLIENTS` on only the other rows are written (`federation.sparse_writing`). Files of
-smaller federations hold whole tables.
+If there are many clients, few of them take part in a round. Their tables would fill the disk with
+NaN, so from `MANY_CLIENTS` on only rows with values are written (`federation.sparse_writing`).
+Files of smaller federations hold whole tables.
 """
 
 from collections.abc import Mapping

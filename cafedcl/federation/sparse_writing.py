@@ -22,8 +22,8 @@ def without_empty_rows(
     """Return tables as they are stored.
 
     ``follows`` says that each client's accuracy under the server's model follows from the confusion
-    matrix, and need not be stored. ``only`` is a round: then results of own models are stored only
-    if they are of this round, since those before are in the files of their rounds.
+    matrix and need not be stored. If ``only`` is a round, only this round's results of own models
+    are stored, since earlier ones are in the files of their rounds.
     """
     if clients < MANY_CLIENTS:
         return tables

@@ -1,4 +1,4 @@
-"""What a run spends of privacy: nothing, unless a kind of privacy says otherwise."""
+"""The privacy budget that a run spends: none, unless a kind of privacy is chosen."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,7 +9,7 @@ from cafedcl.task.task import Task
 
 
 class Spending:
-    """Keeps account of the private steps of a run. Without privacy there is nothing to account."""
+    """Tracks the private steps of a run. Without privacy there is nothing to track."""
 
     noisy_step = False
     """Whether the server step itself is private."""
@@ -19,11 +19,11 @@ class Spending:
         self.options = config.privacy
         self.task = task
         self.releases = 0
-        """The private rounds so far. A round that is done again with other noise counts again."""
+        """The private rounds so far. A round that is repeated with other noise counts again."""
 
     @property
     def from_system(self) -> bool:
-        """Whether random numbers come from the operating system, and not from the seed."""
+        """Whether random numbers come from the operating system instead of the seed."""
         return self.options.from_system(own_data=self.config.at_sites)
 
     def start(self, state: Tensors) -> Tensors:
@@ -35,7 +35,7 @@ class Spending:
         return state
 
     def epsilon(self, state: Tensors, first: int, rounds: int) -> float:  # noqa: ARG002
-        """Return ε after so many rounds more than there were, beginning with the ``first``."""
+        """Return ε after the given number of further rounds, beginning with the ``first``."""
         return 0.0
 
     def after_round(self, state: Tensors, round: int) -> dict[str, float]:  # noqa: ARG002
@@ -47,14 +47,14 @@ class Spending:
         self.releases = int(spent.get("releases", 0))
 
     def resume(self, round: int, recorded: int) -> None:
-        """Go on after a checkpoint of a round, where so many private rounds had been recorded.
+        """Continue from a round's checkpoint; ``recorded`` private rounds had been recorded.
 
-        The same seed gives the same noise again, and the same state: nothing new is given away.
+        The same seed gives the same noise and the same state again: nothing new is revealed.
         """
         self.releases = recorded if self.from_system else round
 
     def is_exhausted_by(self, state: Tensors, first: int, rounds: int) -> bool:
-        """Return whether so many rounds more, beginning with the ``first``, exceed the budget."""
+        """Return whether the given number of rounds from ``first`` on exceeds the budget."""
         budget = self.options.budget
         return bool(budget) and self.epsilon(state, first, rounds) > budget
 

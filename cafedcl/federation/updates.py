@@ -13,7 +13,7 @@ from cafedcl.core.tensors import MODEL, Tensors, under
 class Updates:
     """Turns models into updates of the weights that clients began with, and back.
 
-    Counters, such as a batch norm's number of batches, are no part of an update.
+    Counters, such as a batch norm's number of batches, are not part of an update.
     """
 
     def __init__(self, state: Tensors) -> None:

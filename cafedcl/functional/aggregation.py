@@ -13,11 +13,11 @@ from cafedcl.core.tensors import Tensors
 
 
 def normalise(weights: Tensor, epsilon: float = 0.0) -> Tensor:
-    """Return weights over their sum along the first axis.
+    """Return weights divided by their sum along the first axis.
 
-    ``epsilon`` is added to the sum, as Eqs. 10 and 12 print it. That shrinks the average by
-    Σ/(Σ+ε) in every round, so it is zero unless asked for. Where all weights are
-    zero, they are equal instead.
+    ``epsilon`` is added to the sum, as printed in Eqs. 10 and 12. That shrinks the average by
+    Σ/(Σ+ε) in every round, so it is zero by default. Where all weights are zero, the result is
+    equal weights.
     """
     total = weights.sum(0) + epsilon
     return torch.where(total > 0, weights / total, torch.full_like(weights, 1 / len(weights)))
@@ -31,9 +31,9 @@ def uniform(clients: int) -> Tensor:
 class Average:
     """The weighted mean of models, Σ_k w_k θ_k / (Σ_k w_k + ε), summed in float64.
 
-    Models are added as they arrive, so none has to be kept. It is Eq. 12 (eq:enc_conf_agg) with
-    w_k = Conf_k, and FedAvg with w_k = n_k. Integer counters, such as a batch norm's number of
-    batches, are not averaged: the largest is taken.
+    Models are added as they arrive, so none has to be kept. The mean is Eq. 12 (eq:enc_conf_agg)
+    with w_k = Conf_k, and FedAvg with w_k = n_k. Integer counters, such as a batch norm's number
+    of batches, are not averaged: the largest is taken.
     """
 
     def __init__(self, epsilon: float = 0.0) -> None:
@@ -58,7 +58,7 @@ class Average:
         self.sum.add_(vector, alpha=weight)
 
     def _take_counters(self, model: Mapping[str, Tensor]) -> Tensors:
-        """Take note of a model's counters, and return its other weights."""
+        """Record a model's counters, and return its other weights."""
         floating = {name: value for name, value in model.items() if value.is_floating_point()}
         for name in model.keys() - floating.keys():
             self.counters[name] = torch.maximum(model[name], self.counters.get(name, model[name]))
@@ -78,7 +78,7 @@ class Average:
 
 
 class Entries:
-    """What clients sent per class, as tables (clients, classes, …), zero where a client has none.
+    """What clients sent per class, as tables (clients, classes, …), zero where a client sent none.
 
     ``entries["prototypes"]`` is such a table. It is on the device of the entries.
     """
@@ -133,7 +133,7 @@ def combined(alpha: Tensor, prototypes: Tensor) -> Tensor:
 def mean_prototypes(prototypes: Tensor, alpha: Tensor, known: Tensor, previous: Tensor) -> Tensor:
     """Return p_{g,c} = Σ_k α_{k,c} p_{k,c}, summed in float64.
 
-    It is Eq. 7; Eq. 10 with confidences as weights, and Eq. 2 with counts. ``prototypes`` is
+    This is Eq. 7, Eq. 10 with confidences as weights, or Eq. 2 with counts. ``prototypes`` is
     (clients, classes, dim), ``alpha`` (clients, classes). A class that is not ``known`` from this
     round keeps its previous prototype bit for bit: it is never an average of zero vectors.
     """
@@ -149,7 +149,7 @@ def no_prototypes(classes: int, dim: int) -> Tensors:
 def merge_prototypes(state: Tensors, ups: Sequence[Up], weights: str | None = None) -> Tensors:
     """Return the table of prototypes after a round: the mean over the clients that have the class.
 
-    ``weights`` names the entry of the replies that they are weighted by (Eq. 2 with ``counts``);
+    ``weights`` names the entry of the replies that holds their weights (Eq. 2 with ``counts``);
     without it all clients have the same weight.
     """
     table = state["anchors/prototypes"]

@@ -13,14 +13,14 @@ from cafedcl.core.tensors import Tensors
 BINS = 15
 """Bins of equal width, as in Guo et al. 2017."""
 TEMPERATURES = (0.02, 50.0)
-"""Temperatures that are tried."""
+"""The range in which the temperature is searched."""
 PRIOR_WEIGHTS = (0.0, 2.0)
-"""Weights of the class prior that are tried."""
+"""The range in which the weight of the class prior is searched."""
 IMPOSSIBLE = -1e6
 """A class with a lower score cannot be predicted: the client lacks it, or it has no anchor."""
 TEMPERATURE_STEPS = 32
 PRIOR_STEPS = 16
-"""Each step of a search makes its interval 1.6 times as short."""
+"""Each step of a search makes its interval 1.6 times shorter."""
 
 
 class Calibration(NamedTuple):
@@ -28,7 +28,7 @@ class Calibration(NamedTuple):
 
     temperature: float
     prior: Tensor
-    """What is added for each class: high for classes that are more common than scores alone say."""
+    """Added for each class: high for classes that are more common than scores alone suggest."""
 
 
 def probabilities(scores: Tensor, temperature: Tensor, prior: Tensor) -> Tensor:
@@ -37,10 +37,10 @@ def probabilities(scores: Tensor, temperature: Tensor, prior: Tensor) -> Tensor:
 
 
 def reliability(p: Tensor, y: Tensor) -> Tensor:
-    """Return what is behind a reliability diagram, (bins, 3).
+    """Return the data of a reliability diagram, (bins, 3).
 
-    Images are grouped by the probability of their predicted class. A bin has the number of its
-    images, the sum of these probabilities, and how many predictions are right.
+    Images are grouped by the probability of their predicted class. A bin holds the number of its
+    images, the sum of these probabilities, and the number of correct predictions.
     """
     confidence, predicted = p.double().max(1)
     place = (confidence * BINS).ceil().long().sub(1).clamp(0, BINS - 1)
@@ -60,9 +60,9 @@ def calibration_error(bins: Tensor) -> float | None:
 
 
 def log_frequencies(counts: Tensor) -> Tensor:
-    """Return the logarithm of how common each class is, of its number of images.
+    """Return the logarithm of each class's share of the images.
 
-    One image is added to every class, so that a class without any is rare and not impossible.
+    One image is added to every class, so that a class without any is rare rather than impossible.
     """
     return ((counts.double() + 1) / (counts.double() + 1).sum()).log()
 
@@ -70,10 +70,10 @@ def log_frequencies(counts: Tensor) -> Tensor:
 def fit_calibration(scores: Tensor, y: Tensor, log_prior: Tensor) -> Calibration:
     """Return the temperature T and the weight w of the class prior π that fit images best.
 
-    softmax(scores / T + w·log π) gets the smallest cross-entropy. A temperature alone cannot
+    They minimise the cross-entropy of softmax(scores / T + w·log π). A temperature alone cannot
     calibrate a model whose classes all weigh the same, such as one that is trained for balanced
-    accuracy: for it every class is equally common, and rare ones are called too probable. Such a
-    model gets a weight near 1, and one that has learned the prior itself a weight near 0.
+    accuracy: it takes all classes to be equally common, so rare ones get too high probabilities.
+    Such a model gets a weight near 1, and one that has learned the prior itself a weight near 0.
 
     An image of a class that the model cannot predict says nothing about the others, and is left
     out.
@@ -96,10 +96,10 @@ def fit_calibration(scores: Tensor, y: Tensor, log_prior: Tensor) -> Calibration
 
 
 def fitted_calibration(scores: Tensor, y: Tensor, counts: Tensor) -> Tensors:
-    """Return what a run keeps of a calibration on images with these scores and labels.
+    """Return the calibration on images with these scores and labels, as a run stores it.
 
-    ``counts`` are the images of each class where the model is used. With no image of a class that
-    the model can predict, the number of images is 0, and the model is not calibrated.
+    ``counts`` are the images of each class where the model is used. If no image is of a class that
+    the model can predict, ``images`` is 0 and the model is not calibrated.
     """
     temperature, prior = fit_calibration(scores, y, log_frequencies(counts.cpu()))
     return {
@@ -117,9 +117,9 @@ def _can_be_right(scores: Tensor, y: Tensor) -> Tensor:
 def _smoothed(scores: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Return scores without those of impossible classes, and the targets that they are fitted to.
 
-    These are Platt's (1999): of N images, the true class has the probability (N + 1) / (N + 2), and
-    the other classes share the rest. If all of a few images are predicted rightly, targets of 1
-    would be fitted best by T = 0, and every prediction would be called certain.
+    The targets are Platt's (1999): of N images, the true class has the probability
+    (N + 1) / (N + 2), and the other classes share the rest. If all of a few images are predicted
+    correctly, T = 0 would fit targets of 1 best, and every prediction would have probability 1.
     """
     scores = scores.double()
     predictable = scores > IMPOSSIBLE
@@ -147,7 +147,7 @@ def _golden_section(
 ) -> float:
     """Return where a function that falls and then rises is smallest in an interval.
 
-    Of the two values in the interval, one stays for the next step, which computes only one more.
+    Each step reuses one of the two inner values of the previous one, and computes only one more.
     """
     low, high = interval
     ratio = (5**0.5 - 1) / 2

@@ -28,7 +28,7 @@ def data_confidence(n_eff: Tensor, most: Tensor, total: Tensor, rule: str, half:
 def largest_data_confidence(
     n_eff: Tensor, most: Tensor, total: Tensor, rule: str, half: float
 ) -> Tensor:
-    """Return the largest that conf^data can be for clients with at most the given n^eff."""
+    """Return the largest possible conf^data of clients with at most the given n^eff."""
     if rule == "own":
         # The client's own total depends on how many synthetic images it made.
         return (n_eff > 0).float()
@@ -38,7 +38,7 @@ def largest_data_confidence(
 def uncertainty(logits: Tensor, y: Tensor, classes: int, kind: str, unseen: float) -> Tensor:
     """Return u_{k,c}, the uncertainty averaged over the validation images of each class.
 
-    A class without validation images has ``unseen``. ``entropy`` is normalised by ln C and lies in
+    A class without validation images gets ``unseen``. ``entropy`` is normalised by ln C and lies in
     [0, 1]; ``nll`` also sees confident mistakes; ``doubt`` is 1 − p_y; ``error`` is the share of
     wrong predictions.
     """
@@ -84,9 +84,9 @@ def confidence(
 
 
 def largest_confidence(data: Tensor, generated: Tensor, weights: Sequence[float]) -> Tensor:
-    """Return the largest Eq. 9 can be for a known conf^data: conf^gen and conf^val are at most 1.
+    """Return the upper bound of Eq. 9 for a known conf^data: conf^gen and conf^val are at most 1.
 
-    ``generated`` are the classes for which there may be generated images.
+    ``generated`` marks the classes that may have generated images.
     """
     w1, w2, w3 = weights
     ones = torch.ones_like(data)
@@ -98,7 +98,7 @@ SMALLEST_VARIANCE = 1e-3
 
 
 def inverse_variance(counts: Tensor, prototypes: Tensor) -> Tensor:
-    """Return n/σ̂², the weights that add least variance to the global prototype.
+    """Return n/σ̂², the weights that give the global prototype the least variance.
 
     A prototype p is the mean of n real images with ‖z‖ = 1. So the variance follows from its norm:
     σ̂² = n/(n−1)·(1 − ‖p‖²). One image says nothing about it, so it has σ̂² = 1, the largest value.
@@ -123,7 +123,7 @@ def client_confidence(conf: Tensor, present: Tensor, over: str) -> Tensor:
 
 
 def trust(rule: str, conf: Tensor, n_eff: Tensor, counts: Tensor, prototypes: Tensor) -> Tensor:
-    """Return the weights of a client's classes.
+    """Return the weights of a client's classes by a rule.
 
     They are its confidences, all equal, its effective counts (Eq. 2), or n/σ̂² of its real images.
     """
@@ -136,7 +136,7 @@ def trust(rule: str, conf: Tensor, n_eff: Tensor, counts: Tensor, prototypes: Te
 
 
 def trust_range(rule: str, most: Tensor, n_eff: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the smallest and the largest that `trust` can be for clients with the given counts.
+    """Return the smallest and the largest possible `trust` of clients with the given counts.
 
     ``most`` is their largest confidence, and ``n_eff`` their largest effective counts.
     """

@@ -29,16 +29,25 @@ def weighted_average(values: Tensor, weight: Tensor) -> Tensor:
     return (values * weight).sum() / weight.sum().clamp_min(1e-12)
 
 
-def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor, smoothing: float = 0.0) -> Tensor:
+def cross_entropy(
+    logits: Tensor,
+    y: Tensor,
+    weight: Tensor,
+    smoothing: float = 0.0,
+    among: Tensor | None = None,
+) -> Tensor:
     """Return the weighted mean of −log softmax(logits)_y.
 
-    With label smoothing, the share ``smoothing`` of the target is spread evenly over all classes;
-    classes that are masked by a very low logit get none of it. The library's kernel is faster where
-    its gradient is compiled together with its neighbours, and only there.
+    With label smoothing, the share ``smoothing`` of the target is spread evenly over the classes of
+    the mask ``among``, which are all by default; classes that are masked by a very low logit get
+    none of it. PyTorch's kernel is faster only where its gradient is compiled together with the
+    operations around it.
     """
     if smoothing:
         log_p = F.log_softmax(logits, 1)
         possible = logits > MASKED
+        if among is not None:
+            possible = possible & among
         spread = (log_p * possible).sum(1) / possible.sum(1)
         hit = log_p.gather(1, y[:, None])[:, 0]
         return weighted_average(-(1 - smoothing) * hit - smoothing * spread, weight)
@@ -50,7 +59,7 @@ def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor, smoothing: float = 
 def class_sums(z: Tensor, y: Tensor, weight: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """Return Σ z and Σ 1 per class: numerator and denominator of Eq. 1 (eq:local_proto).
 
-    ``z`` need not be unit vectors. A label that is no class, such as −1, is not counted.
+    ``z`` need not be unit vectors. A label that is not a class, such as −1, is not counted.
     """
     member = (y[:, None] == torch.arange(classes, device=y.device)).to(z.dtype) * weight[:, None]
     return member.T @ z, member.sum(0)
@@ -76,7 +85,7 @@ def local_prototypes(
 
     They are means of unit vectors; of raw embeddings if ``reading`` is ``literal``; and normalised
     again if it is ``unit``. Each synthetic embedding in ``made`` counts γ: the mean is
-    (Σ z + γ Σ z̃)/(n + γ m), which is the one that Lemma 1 holds for.
+    (Σ z + γ Σ z̃)/(n + γ m), for which Lemma 1 holds.
     """
     parts = [(real, 1.0), *([(made, gamma)] if made else [])]
     z = torch.cat([z for (z, _), _ in parts])
@@ -134,8 +143,9 @@ def i2p_loss(
 def distillation(z: Tensor, received: Tensor, weight: Tensor) -> Tensor:
     """Return the weighted mean of 1 − ⟨z, z_received⟩ over images, for features of length 1.
 
-    Local training moves features towards the anchors of the client's own classes. This holds them
-    where the received model has them, and with them what it knows of classes the client lacks.
+    Local training moves features towards the anchors of the client's own classes. This loss keeps
+    them where the received model puts them, and so keeps its knowledge of classes that the client
+    lacks.
     """
     return weighted_average(1 - (z * received).sum(1), weight)
 
@@ -155,7 +165,7 @@ def log_prior(counts: Tensor, strength: float, smoothing: float = 0.0) -> Tensor
 
     ``smoothing`` images are added to every class first (additive smoothing). Without it, a class
     that the client lacks cannot be predicted. With κ = 1 it is the balanced softmax: the
-    model learns what it would from equally many images of every class. With κ = 0 it is None.
+    model learns as if every class had equally many images. With κ = 0 it is None.
     """
     if not strength:
         return None
@@ -220,8 +230,8 @@ def start_sums(counts: Tensor, dim: int) -> Tensors:
 def running_means(z: Tensor, y: Tensor, weight: Tensor, scratch: Tensors) -> tuple[Tensor, Tensor]:
     """Return this epoch's class means so far and their counts; only this batch has a gradient.
 
-    It stands for Eq. 14 as printed, whose p_{k,c} is over the client's whole data. ``z`` need
-    not be unit vectors.
+    The means stand in for the p_{k,c} of Eq. 14 as printed, which is over the client's whole data.
+    ``z`` need not be unit vectors.
     """
     sums, counts = class_sums(z, y, weight, len(scratch["counts"]))
     sums = sums + scratch["sums"]
@@ -234,8 +244,7 @@ def running_means(z: Tensor, y: Tensor, weight: Tensor, scratch: Tensors) -> tup
 def distances(a: Tensor, b: Tensor) -> Tensor:
     """Return ‖a_i − b_j‖ for all pairs, whose gradient is 0 where the two are equal.
 
-    The library's kernel needs no memory for all differences. Compiled, the plain formula needs none
-    either.
+    PyTorch's kernel does not store all differences. When compiled, neither does the plain formula.
     """
     if not torch.compiler.is_compiling():
         return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
@@ -278,8 +287,8 @@ def geometry(
     """Return L_geo in one of its readings, for the batch's unit prototypes ``q``.
 
     ``literal``: all pairs of broadcast prototypes, a constant without gradient. ``batch``: the
-    batch's prototypes replace those of its classes, which are the ones that are ``present``; pairs
-    have at least one of them. ``cross``: the batch's prototypes against the broadcast ones.
+    batch's prototypes replace those of the ``present`` classes; every pair has at least one of
+    them. ``cross``: the batch's prototypes against the broadcast ones.
     """
     anchored = torch.ones_like(present) if known is None else known
     if reading == "literal":

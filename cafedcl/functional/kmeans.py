@@ -22,10 +22,10 @@ def k_means(
     """Return the class of every centroid, and the centroids: k of every class.
 
     A class has fewer if it has fewer distinct points. ``classes`` are in order; points of no class,
-    such as those with the label −1, are left out. Of ten starts by k-means++ with a fixed seed the
-    one of least cost is taken, for each class by itself. An empty cluster stays where it was. The
-    order of a class's centroids does not depend on the start that found them, nor on the last bit
-    of a point.
+    such as those with the label −1, are left out. For each class separately, the best of ten
+    k-means++ starts with a fixed seed is taken. An empty cluster stays where it was. The order of
+    a class's centroids does not depend on the start that found them, nor on the last bit of a
+    point.
 
     If ``padded``, there are always k rows for every class, and no shape depends on a value, so that
     the work can be captured; the class of a row without a centroid is −1.
@@ -68,9 +68,9 @@ def distinct_points(
     new[1:] &= (z[1:] != z[:-1]).any(1) | (y[1:] != y[:-1])
     distinct = torch.zeros_like(classes).index_add_(0, group, new.long())
     at = new.cumsum(0) - 1 - (distinct.cumsum(0) - distinct)[group]
-    # Without padding the device is waited for: the shapes below depend on this number.
+    # Without padding this waits for the device: the shapes below depend on this number.
     most = len(z) if padded else int(distinct.max())
-    # What does not count goes to a row behind all others.
+    # Points of no class go to an extra last row.
     index = group, at.masked_fill(~counts, most)
     points = z.new_zeros(len(classes), most + 1, z.shape[1]).index_put_(index, z)
     times = z.new_zeros(points.shape[:2]).index_put_(index, z.new_ones(len(z)), accumulate=True)
@@ -78,7 +78,7 @@ def distinct_points(
 
 
 def order_of(z: Tensor, group: Tensor) -> Tensor:
-    """Return the order of points by their group, and in it by one sum over their coordinates."""
+    """Return the order of points by group, and in it by a weighted sum of their coordinates."""
     # MPS has no float64.
     dtype = z.dtype if z.device.type == "mps" else torch.float64
     factors = torch.arange(1.0, z.shape[1] + 1, dtype=dtype, device=z.device).sqrt()
@@ -88,7 +88,7 @@ def order_of(z: Tensor, group: Tensor) -> Tensor:
 
 @cache
 def draws(number: int, device: torch.device) -> Tensor:
-    """Return the same random numbers at every call; under a capture nothing is copied there."""
+    """Return the same random numbers at every call. Cached: a capture must not copy to a device."""
     drawn = torch.rand(number, STARTS, TRIALS, generator=torch.Generator().manual_seed(0))
     drawn[0] = drawn[0, :, :1].clone()
     return drawn.to(device)
@@ -116,7 +116,7 @@ class PointGroups:
         """Return ``number`` points for every start, (groups, starts, number, dim), by k-means++.
 
         They differ as long as there are different points. The first is drawn at random; each of the
-        others is the best of a few that are drawn by their squared distance to those before.
+        others is the best of a few, drawn in proportion to the squared distance to those before.
         """
         free = self.times[:, None].repeat(1, STARTS, 1)
         near = torch.full_like(free, torch.inf)

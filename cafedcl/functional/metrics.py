@@ -27,7 +27,7 @@ def recalls(table: Tensor) -> Tensor:
 
 
 def count_correct(predictions: Tensors, y: Tensor, classes: int) -> Tensors:
-    """Return how many images of each class were tested, and predicted correctly.
+    """Return how many images of each class were tested, and how many predicted correctly.
 
     ``predictions`` has predicted classes by name; the counts have the same names.
     """
@@ -54,7 +54,7 @@ def client_accuracy(recall: Tensor, counts: Tensor) -> Tensor:
     test images are left out.
     """
     if recall.dim() == 1 and counts.dim() == 2 and len(counts) > MANY_CLIENTS:
-        # In parts, so that tables in double precision of a million clients do not fill the memory.
+        # In parts, so that a million clients' tables in double precision do not fill the memory.
         return torch.cat([client_accuracy(recall, part) for part in counts.split(MANY_CLIENTS)])
     tested = ~recall.isnan()
     share = counts.double() * tested
@@ -136,7 +136,7 @@ class Evaluator:
         return self.counts.shape[1]
 
     def server(self, predicted: Tensor) -> tuple[Scores, Tensors]:
-        """Return the scores of the server's model from its predictions, and the tables behind."""
+        """Return the scores of the server's model from its predictions, and their tables."""
         table = confusion(predicted, self.y, self.classes)
         recall = recalls(table)
         if self.sizes:

@@ -1,9 +1,9 @@
 """Is an image unlike anything seen in training? Measured by its distance to the classes.
 
 An image is described in two ways: by the features of a model, and by the mean and the standard
-deviation of its pixels, which tell a black or a blank image at once. In each, its distance is that
-to the nearest class, with every coordinate in units of the spread within classes. It is divided by
-a limit that nearly all validation images keep to.
+deviation of its pixels, which reveal a black or a blank image at once. In each, its distance is
+that to the nearest class, with every coordinate in units of the spread within classes. It is
+divided by a limit that nearly all validation images stay within.
 """
 
 import torch
@@ -20,7 +20,7 @@ NOT_DETECTED = (
     "images unlike those seen in training are not detected: that needs a finished run without "
     f"privacy and with at least {LEAST} validation images for this model"
 )
-"""What people read of a model without limits."""
+"""The message for a model without limits."""
 DESCRIPTIONS = ("features", "pixels")
 
 

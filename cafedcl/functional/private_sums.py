@@ -1,7 +1,7 @@
 """Sums to which no client adds more than a bounded amount, and noise for them.
 
 A client's contribution is one vector. It has parts, such as an update of the model and its weight,
-each of which is clipped to its longest length. Divided by that length and multiplied by the root
+each of which is clipped to its maximum length. Divided by that length and multiplied by the root
 of its share of the budget, all parts together have at most norm 1: that is the sensitivity of the
 sum. Noise of one standard deviation is added to all coordinates, so a part with a larger share has
 less noise in its own unit.
@@ -21,7 +21,7 @@ from torch import Tensor
 TINIEST = 1e-30
 """Vectors that are shorter are left as they are; divided by their length, they would overflow."""
 SECURE_DRAWS = 4
-"""Normal numbers that one number of `system_normal` is made of."""
+"""Normal numbers that are summed into one number of `system_normal`."""
 
 
 class BoundedPart(NamedTuple):
@@ -39,7 +39,7 @@ class BoundedPart(NamedTuple):
 
 @dataclass(frozen=True)
 class Contributions:
-    """How contributions are put together, and sums are taken apart again. Shares sum to 1."""
+    """Joins parts into contributions, and splits sums into parts again. Shares sum to 1."""
 
     parts: Mapping[str, BoundedPart]
 
@@ -54,7 +54,7 @@ class Contributions:
             clipped(values[name].double().flatten(), part.longest) / part.unit
             for name, part in self.parts.items()
         ]
-        # The norm of all parts together is at most 1 but for rounding, which this takes away.
+        # The norm of all parts together may exceed 1 by rounding, which this removes.
         return clipped(torch.cat(pieces), 1.0)
 
     def sums(self, total: Tensor) -> dict[str, Tensor]:
@@ -76,7 +76,7 @@ def clipped(vectors: Tensor, longest: float) -> Tensor:
 
 
 def capped_weights(weights: Tensor, most: float) -> Tensor:
-    """Return weights in units of the largest that counts; larger ones count as the largest."""
+    """Return weights divided by the largest allowed one; larger ones are capped to it."""
     return (weights.double() / most).clamp(0.0, 1.0)
 
 
@@ -92,8 +92,8 @@ def next_clip(clip: float, within: float, quantile: float, rate: float = 0.2) ->
 def system_normal(size: int) -> npt.NDArray[np.float64]:
     """Return normal numbers from the operating system's randomness.
 
-    Every number is the sum of several, over the root of how many they are. That hides which of the
-    floating-point numbers a single draw cannot reach, which would give away the sum below the noise
+    Every number is the sum of several draws, divided by the root of their number. That hides which
+    floating-point numbers a single draw cannot reach, which would reveal the sum below the noise
     (Holohan and Braghin, ESORICS 2021).
     """
     uniform = np.frombuffer(os.urandom(16 * SECURE_DRAWS * size), np.uint64) >> np.uint64(11)

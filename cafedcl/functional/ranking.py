@@ -1,6 +1,6 @@
 """Scores of class probabilities, one class against the rest: how well images are ranked.
 
-scikit-learn has them one class at a time. Clients' own models are scored by the hundred, so here
+scikit-learn computes them one class at a time. Hundreds of clients' own models are scored, so here
 all classes are ranked in one pass; the tests compare the results with scikit-learn's.
 """
 
@@ -43,7 +43,7 @@ def one_against_rest(p: Tensor, y: Tensor, specificity: float) -> Tensors:
     scores = {
         "auroc": (steps * (sensitivity + before) / 2).sum(0),
         "auprc": (np.diff(sensitivity, axis=0, prepend=start) * found / (ends + 1)).sum(0),
-        # A hair of tolerance: 1 − 0.95 is a little less than 5 of 100 in floating point.
+        # A tiny tolerance: 1 − 0.95 is a little less than 5 of 100 in floating point.
         "sensitivity": np.where(false_alarms <= 1 - specificity + 1e-9, sensitivity, 0).max(
             0, initial=0
         ),

@@ -25,7 +25,7 @@ LARGEST_NORM = 1e6
 MOST_TESTED = 10**9
 """The most test images of a class that a client may claim: sums over clients must not overflow."""
 TOLERANCE = 1e-4
-"""How far a number may be beyond what enrolment allows, relatively: clients round differently."""
+"""How far, relatively, a number may exceed what enrolment allows: clients round differently."""
 MOST_NAMES = 64
 NAME = re.compile(r"[\w/.-]{1,80}", re.ASCII)
 """The names of notes and losses."""
@@ -60,7 +60,7 @@ class ReplyValidator:
     tested: Tensor | None = None
     """The most test images per client and class that a test result may count; None: no limit."""
     contradiction: Callable[[Up], str | None] = no_contradiction
-    """Returns what else of a reply its client's enrolment contradicts, by the method."""
+    """Returns the method's reason why a reply contradicts its client's enrolment, or None."""
 
     def problem(self, reply: Reply) -> str | None:
         """Return why a reply is rejected, or None."""
@@ -101,7 +101,7 @@ class ReplyValidator:
 
     @cached_property
     def _accepted(self) -> list[tuple[WeightSlices, torch.dtype]]:
-        """How accepted models were stored as one vector: others that are stored so are fine too."""
+        """The layouts of accepted models; a model stored in the same way is not checked again."""
         return []
 
     @cached_property
@@ -158,7 +158,7 @@ class ReplyValidator:
         return problem
 
     def _not_finite(self, reply: Reply, norm: float) -> str | None:
-        """Return where there is NaN or infinity; a finite norm says that the model has none."""
+        """Return where there is NaN or infinity; a finite norm means that the model has none."""
         up = reply.up
         for name, value in reply.memory.items():
             if value.dtype not in STORED:
@@ -178,7 +178,7 @@ class ReplyValidator:
         return f"{where} has NaN or Inf in '{name}'{_losses_not_finite(up.losses)}"
 
     def _not_enrolled(self, up: Up) -> str | None:
-        """Return what it claims beyond the classes and counts that it enrolled with."""
+        """Return what a reply claims beyond the classes and counts that its client enrolled."""
         if "classes" not in up.tensors:
             return None
         listed = up.tensors["classes"].cpu()
@@ -245,7 +245,7 @@ def model_norm(model: Mapping[str, Tensor]) -> float:
 
 
 def too_large(norm: float) -> str | None:
-    """Return that a model's weights are larger than any network's: they would overflow in it."""
+    """Return a problem if a model's weights are larger than any network's: they would overflow."""
     if norm > LARGEST_NORM:
         return f"its weights have a norm of {norm:.3g}, more than {LARGEST_NORM:g}"
     return None
@@ -269,7 +269,7 @@ def bad_losses(losses: Mapping[str, float]) -> str | None:
     if problem:
         return problem
     for name, value in losses.items():
-        # JSON has whole numbers of any size, which are no floats.
+        # JSON has integers of any size, which may not fit a float.
         if not isinstance(value, float) and not (isinstance(value, int) and abs(value) < 2**53):
             return f"its loss '{name}' is not a number"
     return None
@@ -277,7 +277,7 @@ def bad_losses(losses: Mapping[str, float]) -> str | None:
 
 def _losses_not_finite(losses: Mapping[str, float]) -> str:
     """Return which terms of the loss were not finite, where NaN often begins; else nothing."""
-    # Nothing was checked yet of what a client may have called its losses.
+    # The names that a client gave its losses are not validated yet.
     terms = [
         f"'{name}' was {value:g}"
         for name, value in list(losses.items())[:MOST_NAMES]
@@ -315,7 +315,7 @@ def all_finite(values: Iterable[Tensor]) -> bool:
     """Return whether no number is NaN or infinite."""
     floating = [value for value in values if value.is_floating_point() and value.numel()]
     # On a CPU a sum is the fastest test. It is not finite if one of its terms is not; a sum of
-    # finite terms may overflow, and is then looked at once more.
+    # finite terms may overflow, so the terms are then tested themselves.
     on_cpu = all(value.is_cpu for value in floating)
     if on_cpu and all(math.isfinite(value.sum()) for value in floating):
         return True

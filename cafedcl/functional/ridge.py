@@ -14,16 +14,16 @@ AT_A_TIME = 1024
 """Images that are summed at a time: rounding errors of one long sum would grow with its length."""
 TRACE_TOLERANCE = 1e-4
 EIGENVALUE_TOLERANCE = 5e-6
-"""How far rounding may lead beyond what moments can be, relative to the weight of all images. If a
-network has collapsed and all features are the same, it leads to 1.6e-6.
+"""How far rounding may push moments beyond what is possible, relative to the weight of all images.
+In a collapsed network, where all features are the same, it reaches 1.6e-6.
 """
 
 
 def moments(z: Tensor, y: Tensor, weight: Tensor, target: Tensor | None = None) -> Tensors:
-    """Return the moments of features, where an image of class c has the weight ``weight[c]``, and
-    its score is to be ``target[c]``, by default 1.
+    """Return the moments of features.
 
-    Images with the label −1 are left out.
+    An image of class c has the weight ``weight[c]`` and the target score ``target[c]``, by default
+    1. Images with the label −1 are left out.
     """
     parts = zip(z.split(AT_A_TIME), y.split(AT_A_TIME), strict=True)
     each = [_moments(features, labels, weight, target) for features, labels in parts]
@@ -49,10 +49,10 @@ def compensated_sum(values: Sequence[Tensor]) -> Tensor:
 
 
 def told_weight(y: Tensor, told: Tensor) -> Tensor:
-    """Return the weight of an image of each class with which all of them count as many as is told.
+    """Return the weight per image with which the images of each class sum to the reported count.
 
-    It is 1 for a client that tells its class counts ``told`` as they are, and 0 for classes that it
-    does not report. Otherwise sums over images would give away what it does not tell.
+    It is 1 for a client that reports its exact class counts as ``told``, and 0 for classes that it
+    does not report. Otherwise sums over images would reveal what it does not report.
     """
     there = (y[:, None] == torch.arange(len(told), device=y.device)).to(told.dtype).sum(0)
     return told / there.clamp_min(1)
@@ -61,7 +61,7 @@ def told_weight(y: Tensor, told: Tensor) -> Tensor:
 def balanced_moments(z: Tensor, y: Tensor, client: Client, gain: float) -> Tensors:
     """Return moments in which all images of a class, over all clients, weigh 1 together.
 
-    With ``gain``, images of rare classes are to score higher than those of frequent ones.
+    With ``gain``, images of rare classes have higher target scores than those of frequent ones.
     """
     images = client.census.images.to(z)
     target = rare_targets(images, gain) if gain else None
@@ -86,17 +86,17 @@ def moment_fields(classes: int, dim: int) -> dict[str, Field]:
 
 
 def not_moments(sent: Tensors, weight: Tensor) -> str | None:
-    """Return why tensors are no moments of unit features, or None.
+    """Return why tensors cannot be moments of unit features, or None.
 
-    ``weight`` is what all images of each class weigh together, (classes,), at most. An image adds
+    ``weight``, (classes,), is the largest total weight of the images of each class. An image adds
     w z·zᵀ to the Gram matrix G, whose trace is then w, and w t e_y·zᵀ with t ≤ 1 to the targets T.
     So the trace of G is at most the sum of all weights, and
 
         ⎡ G  Tᵀ      ⎤
         ⎣ T  diag(w) ⎦
 
-    has no negative eigenvalue. It follows that nobody can pull the classifier without the images
-    that would do so.
+    has no negative eigenvalue. So nobody can pull the classifier further than images that they
+    enrolled could.
     """
     gram, targets = (sent[name].double().cpu() for name in MOMENTS)
     weight = weight.double().cpu()
@@ -110,11 +110,11 @@ def not_moments(sent: Tensors, weight: Tensor) -> str | None:
     # A Cholesky factor exists if and only if all eigenvalues are positive.
     slack = EIGENVALUE_TOLERANCE * most + torch.finfo(torch.float64).tiny
     _, failed = torch.linalg.cholesky_ex(block + slack * torch.eye(len(block)).to(block))
-    return "'gram' and 'targets' are no sums over images" if failed else None
+    return "'gram' and 'targets' cannot be sums over images" if failed else None
 
 
 def not_balanced_moments(up: Up, enrolment: Enrolment) -> str | None:
-    """Return why a client's tensors are no balanced moments of its images, or None."""
+    """Return why a client's tensors cannot be balanced moments of its images, or None."""
     images = enrolment.census.images.clamp_min(1)
     return not_moments(up.tensors, enrolment.counts[up.client] / images)
 
@@ -128,7 +128,8 @@ def fitted(sums: Tensors, ridge: float, prior: Tensor | None = None) -> Tensor:
     """Return the W that minimises Σ w‖W z − e_y‖² + λ‖W − prior‖², (classes, dim).
 
     That is (Σ w e_y zᵀ + λ·prior)·(Σ w z zᵀ + λI)⁻¹. With very many images, λ is larger than
-    asked: a liar may use all of the tolerance for rounding, and must not make the matrix singular.
+    asked: a malicious client may use up the tolerance for rounding, and must not make the matrix
+    singular.
     """
     gram = sums["gram"]
     targets = sums["targets"]
@@ -154,7 +155,7 @@ def start_classifier(prior: Tensor) -> Tensors:
 def refitted(state: Tensors, ups: list[Up], share: float, ridge: float) -> Tensors:
     """Return the state of the classifier after a round with a ``share`` of all clients.
 
-    What was sent before fades as fast as all clients would be asked once: with all of them in every
+    Earlier sums fade at the rate at which all clients take part once: if all take part in every
     round, at once. The prior is the prototypes that the round began with.
     """
     faded = max(1 - share, 0.0)

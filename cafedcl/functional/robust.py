@@ -54,11 +54,11 @@ def geometric_median(points: Tensor) -> Tensor:
 
 
 def pulled_in(points: Tensor, factor: float) -> Tensor:
-    """Return the points, those far from the geometric median pulled towards it.
+    """Return the points, with those far from the geometric median pulled towards it.
 
-    They are along the first axis. None is farther from the median than ``factor`` median distances;
-    the others stay bit for bit. With fewer than three nobody can say which one is wrong, so they
-    all stay.
+    They are along the first axis. None ends farther from the median than ``factor`` median
+    distances; nearer points stay bit for bit. With fewer than three nobody can say which one is
+    wrong, so they all stay.
     """
     if len(points) < 3:
         return points
@@ -101,7 +101,7 @@ def label_overlap(counts: Tensor) -> Tensor:
 
 
 def peer_agreement(cosines: Tensor, overlap: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each row's mean cosine with the others, weighted by overlap, and who has any peer."""
+    """Return each row's mean cosine with the others, weighted by overlap, and if it has any."""
     weight = overlap.sum(1)
     agreement = (overlap * cosines).sum(1) / weight.clamp_min(1e-12)
     return agreement, weight > 0

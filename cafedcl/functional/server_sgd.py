@@ -30,7 +30,7 @@ def minimise(
     """Move the weights in place, by one step of gradient descent for every batch.
 
     ``loss(rows, weight)`` returns the loss of some rows with their weights. It is captured where
-    that is possible, so it reads only tensors and never waits for one.
+    that is possible, so it must read only tensors and never wait for one.
     """
     trained = list(weights.values())
     rows, row_weights = (table.to(trained[0].device) for table in batches)
@@ -57,7 +57,7 @@ def minimise_cross_entropy(
     rows, weight = draw_batches(len(points), batch, epochs)
     rows = rows.view(epochs, -1, rows.shape[1]).to(points.device)
     sizes = weight.view(epochs, -1, rows.shape[2])[0].sum(1).tolist()
-    # A padded row is zero, also where others have the 1 of the bias: it moves no weight.
+    # A padded row is zero even where others have the 1 of the bias, so it moves no weight.
     padded = torch.cat([F.pad(points, (0, 1), value=1.0), points.new_zeros(1, points.shape[1] + 1)])
     rows = rows.masked_fill((weight == 0).view(rows.shape).to(rows.device), len(points))
     matrix = torch.cat([head["weight"], head["bias"][:, None]], 1)

@@ -17,12 +17,12 @@ from cafedcl.core.imports import (
 )
 
 SHARED = ("base", "checked")
-"""Modules that are no methods; neither is one whose name begins with an underscore."""
+"""Modules that are not methods, besides those whose names begin with an underscore."""
 
 
 @cache
 def _method_names() -> tuple[str, ...]:
-    """Look through the folder once: every config that is read asks several times."""
+    """Return the names of all methods. Cached: every config that is read asks several times."""
     modules = (module.name for module in pkgutil.iter_modules(__path__))
     names = (
         name.replace("_", "-")
@@ -42,13 +42,13 @@ def is_import_path(name: str) -> bool:
     module, colon, _ = name.partition(":")
     if not colon or module in method_names():
         return False
-    # A name without a dot that is no module is more likely a method that was misspelt.
+    # A name without a dot that is not a module is more likely a misspelt method.
     return "." in module or is_module(module)
 
 
 @cache
 def _method_class(name: str) -> type[Any]:
-    """Look through a method's file once: every config that is read asks for its method."""
+    """Return the class in a method's file. Cached: every config that is read asks for it."""
     module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
     found: type[Any] = next(
         cls

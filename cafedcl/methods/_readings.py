@@ -48,7 +48,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 """``best`` scored highest on held-out images of two data sets, among as many candidates as every
 other method had (experiments/tuning_long_tail.toml, then tuning_long_tail_2.toml). ``lam_distill``
 was then chosen among four values (tuning_distill.toml), and the class prior and weights by
-confidence were given up (tuning_prior.toml). ``own_classes`` was not compared there.
+confidence were dropped (tuning_prior.toml). ``own_classes`` was not compared there.
 """
 
 
@@ -139,8 +139,8 @@ class CAFedCLOptions:
     )
     lam_distill: float = option(
         0.0,
-        "weight of feature distillation: an image's feature is to keep the direction that the "
-        "received model gives it",
+        "weight of feature distillation, which keeps the direction of each image's feature close "
+        "to that under the received model",
         low=0.0,
     )
     classifier: str = option(
@@ -247,7 +247,7 @@ class CAFedCLOptions:
     weights: str = option("confidence", "how the server weights clients", choices=WEIGHTS)
 
     def contradiction(self) -> str | None:
-        """Return which options do not go together, or None."""
+        """Return why the options contradict each other, or None."""
         if abs(sum(self.w) - 1) > 1e-6:
             return f"w = {list(self.w)}: its three numbers must sum to 1"
         if self.clip[0] > self.clip[1]:
@@ -277,18 +277,18 @@ class CAFedCLOptions:
 
 
 def averages_of(options: CAFedCLOptions) -> Averages | None:
-    """Return the means that the server's step is made of; None if it is made of anything else."""
+    """Return the means that make up the server's step; None if it does anything else."""
     if options.encoder_weight != "raw" or options.epsilon or options.inference == "fitted":
         return None
     bounded = options.weights in ("confidence", "uniform")
     most = 1.0 if bounded else float("inf")
-    # Anchors that stay fixed are no mean of what clients send.
+    # Fixed anchors are not a mean of what clients send.
     averaged = options.anchors == "averaged"
     return Averages(most, ClassMeans(weights="confidence", most=most) if averaged else None)
 
 
 def own_prior(options: CAFedCLOptions, counts: Tensor) -> Tensor | None:
-    """Return what the logits of a client's own model are corrected by; None for nothing."""
+    """Return the correction added to the logits of a client's own model, or None."""
     prior = contrast.log_prior(counts, options.calibrate, options.smoothing)
     if options.own_classes == "all":
         return prior
@@ -309,7 +309,7 @@ def head_parts(options: CAFedCLOptions, classes: int, dim: int) -> nn.ModuleDict
 
 
 def received_features(options: CAFedCLOptions, model: Network, x: Tensor, visit: Visit) -> Tensors:
-    """Return the features, of length 1, that distillation holds images at; nothing without it."""
+    """Return the unit features that distillation keeps images close to; nothing without it."""
     if not options.lam_distill:
         return {}
     parts = ("project",) if options.features == "projected" else ()
@@ -319,7 +319,7 @@ def received_features(options: CAFedCLOptions, model: Network, x: Tensor, visit:
 def class_trust(
     options: CAFedCLOptions, client: Client, signals: Tensors, logits: Tensor, y: Tensor, p: Tensor
 ) -> tuple[Tensor, Tensors]:
-    """Return a client's confidence in its prototypes ``p`` (Eq. 9), and notes of its parts.
+    """Return a client's confidence in its prototypes ``p`` (Eq. 9), and its parts as notes.
 
     ``logits`` and ``y`` are of its validation images, ``signals`` of its tail augmentation.
     """

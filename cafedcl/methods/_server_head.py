@@ -1,4 +1,4 @@
-"""Methods whose server trains a head of its own: the one that it is scored with."""
+"""Methods whose server trains its own head and is scored with it."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,9 +12,9 @@ from cafedcl.models.base import Network
 
 
 class ServerHead(FedAvg):
-    """FedAvg, scored with a head that the server trains on features; clients keep to their own.
+    """FedAvg, scored with a head that the server trains on features; clients use their own.
 
-    Rounds go on from the averaged model and its head, as if there were no other.
+    The next round starts from the averaged model and its head, as if there were no other.
     """
 
     server_trains = True
@@ -35,7 +35,7 @@ class ServerHead(FedAvg):
 def trained_head(
     head: Tensors, features: Tensor, epochs: int, batch: int, lr: float, known: Tensor
 ) -> Tensors:
-    """Return a head after SGD on features, (classes, number, dim); ``known`` are those with any."""
+    """Return a head after SGD on the features (classes, number, dim) of the ``known`` classes."""
     number = features.shape[1]
     classes = known.nonzero().flatten()
     points = features[classes].flatten(0, 1)

@@ -1,4 +1,4 @@
-"""What a method is: a client objective, what goes up, a server step, and how it predicts."""
+"""The interface of a method: client objective, what clients send, server step and prediction."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from cafedcl.methods import checked
 from cafedcl.models.base import Network
 
 REPLIES_AT_A_TIME = 8
-"""Replies that are weighed together; then their models are averaged in and freed."""
+"""Number of replies weighed together before their models are averaged in and freed."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Method:
     name: ClassVar[str]
     paper: ClassVar[str]
     year: ClassVar[int]
-    """Of the paper; 0 if ``paper`` only says what the method is."""
+    """Year of the paper; 0 if ``paper`` only describes the method."""
     sends: ClassVar[str] = "model"
     """What clients and server exchange, in a few words."""
     predicts: ClassVar[str] = "classifier head"
@@ -48,79 +48,79 @@ class Method:
     personal_is_optional: ClassVar[bool] = False
     """Whether the server's model can be scored although some weights are personal.
 
-    Then ``scores`` with an empty memory, which is how the server's model is scored, does not use
-    the personal ones.
+    If so, ``scores`` does not use the personal ones when the memory is empty, as it is when the
+    server's model is scored.
     """
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
     """Options by the name of a preset, which is chosen as ``method:preset``.
 
-    Options of other sections, with names such as ``train.lr``, are recommendations. What the user
-    sets wins, and another optimizer than the preset's replaces all that it says in that section.
+    Options of other sections, with names such as ``train.lr``, are recommendations. The user's
+    settings win, and a different optimizer discards all of the preset's options in its section.
     """
     separable: bool = True
     """Whether a client's weight follows from its own reply.
 
-    Then its model can be averaged in and freed before all replies are there. A subclass that
-    overrides ``weigh`` has to say so itself.
+    If so, its model can be averaged in and freed before all replies have arrived. A subclass that
+    overrides ``weigh`` has to declare this itself.
     """
     replayed: ClassVar[bool] = True
     """Whether ``summarize`` and ``remember`` can be captured once and replayed for every client.
 
-    Then they read tensors only, send entries of fixed shapes or one per class, and use ``holds``
+    If so, they read only tensors, send entries of fixed shapes or one per class, and use ``holds``
     only to choose what is sent; embeddings may be padded with images whose label is −1. A subclass
-    that overrides them has to say so itself.
+    that overrides them has to declare this itself.
     """
     compiles_summary: ClassVar[bool] = True
-    """Whether a captured summary is worth compiling; a long loop in it would compile for long."""
+    """Whether a captured summary is worth compiling; a long loop would take long to compile."""
     averages: Averages | None = Averages()
-    """The weighted means that the server step is made of; None if it is made of anything else.
+    """The weighted means that make up the server step; None if it does anything else.
 
-    Only such a step can be made private. A subclass that overrides a part of the server step, or
-    what is sent, has to say so itself.
+    Only a step of weighted means can be made private. A subclass that overrides a part of the
+    server step, or what is sent, has to declare this itself.
     """
     per_image: ClassVar[bool] = False
     """Whether the loss is a mean over images of terms that depend on one image each, and nothing
     but weights is sent. Only such a method can have record-level privacy. A subclass that overrides
-    the loss or what is sent has to say so itself.
+    the loss or what is sent has to declare this itself.
     """
     uses_census: bool = False
-    """Whether clients use what they are told of all clients' counts (`Census`)."""
+    """Whether clients use the counts of all clients, which the server sends them (`Census`)."""
     sends_absent: bool = False
     """Whether clients also list classes that they do not have."""
     knows_prior: bool = False
-    """Whether ``scores`` of a client's own model have log π_k in them already.
+    """Whether ``scores`` of a client's own model already include log π_k.
 
-    Every client's own model is scored with it as well; it is not added twice.
+    Every client's own model is also scored with log π_k added; it must not be added twice.
     """
     uses_levels: bool = False
     """Whether it uses features of several depths, or those before the last ReLU (`Network.levels`).
 
-    A frozen encoder then runs in every step, and not once before the first round.
+    A frozen encoder then runs in every step instead of once before the first round.
     """
     reveals: ClassVar[str] = ""
-    """What clients send that no limit of `[release]` reaches, in a few words.
+    """What clients send that no limit in `[release]` covers, in a few words.
 
-    Counts or single images may follow from it, so sites refuse it unless they allow details.
+    It may reveal counts or single images, so sites refuse it unless they allow details.
     """
     needs_one_rate: ClassVar[bool] = False
-    """Whether it takes all weights to have one learning rate, as through ``visit.rates``."""
+    """Whether it assumes one learning rate for all weights, for example by ``visit.rates``."""
     server_trains: bool = False
     """Whether ``update`` trains or fits a model, which is faster on the device than on the host."""
     depends_on_rounds: ClassVar[bool] = False
-    """Whether training depends on the number of rounds, as through ``visit.progress``.
+    """Whether training depends on the number of rounds, for example by ``visit.progress``.
 
-    Then a run cannot be extended: its first rounds would have been different.
+    If so, a run cannot be extended: its first rounds would have been different.
     """
     label_smoothing: float = 0.0
     """The share of the target that `cross_entropy` spreads over all classes; the config sets it."""
     epsilon: float = 0.0
-    """Added to the sum of the clients' weights, which the average of the models is divided by."""
+    """Added to the denominator of the average of models, the sum of the clients' weights."""
     Options: ClassVar[type] = NoOptions
     """A frozen dataclass whose fields are declared with `option`."""
 
     def __init_subclass__(cls, **details: Any) -> None:
         super().__init_subclass__(**details)
-        # What a class says of its steps does not hold for a subclass that overrides them.
+        # What a class declares about its steps does not hold for a subclass that overrides them.
         if {"summarize", "remember"} & vars(cls).keys() and "replayed" not in vars(cls):
             cls.replayed = False
         if {"loss", "summarize"} & vars(cls).keys() and "per_image" not in vars(cls):
@@ -139,7 +139,7 @@ class Method:
 
     @property
     def title(self) -> str:
-        """What a message calls the method."""
+        """The method's name in messages."""
         return f"method {getattr(self, 'name', type(self).__name__)}"
 
     @classmethod
@@ -148,7 +148,7 @@ class Method:
         return getattr(cls, step) is not getattr(Method, step)
 
     def head(self) -> nn.Module:
-        """Build the head that the encoder's features go to."""
+        """Build the head, which takes the encoder's features."""
         return nn.Linear(self.dim, self.classes)
 
     def start(self, model: Network) -> Tensors:
@@ -156,10 +156,10 @@ class Method:
         return {}
 
     def effective_counts(self, counts: Tensor, synthetic: Tensor) -> Tensor:
-        """Return how many images of every class a client counts for, n^eff_{k,c}.
+        """Return n^eff_{k,c}, a client's effective number of images of every class.
 
         ``counts`` are its real images, and ``synthetic`` the new samples that its tail augmentation
-        may add. ``most`` and ``total``, which clients are told at enrolment, are in these units.
+        may add. ``most`` and ``total``, which clients receive at enrolment, are in these units.
         """
         return counts
 
@@ -168,18 +168,22 @@ class Method:
         return {}
 
     def embed(self, model: Network, x: Tensor) -> Tensor:
-        """Return the features that prototypes are made of."""
+        """Return the features that prototypes are computed from."""
         return model.features(x)
 
-    def cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Return the mean cross-entropy of a batch, with the run's label smoothing."""
-        return cross_entropy(logits, batch.y, batch.weight, self.label_smoothing)
+    def cross_entropy(self, logits: Tensor, batch: Batch, among: Tensor | None = None) -> Tensor:
+        """Return the mean cross-entropy of a batch, with the run's label smoothing.
+
+        A method whose loss excludes classes gives the mask ``among`` of the others: smoothing must
+        not pull the logits of an excluded class up.
+        """
+        return cross_entropy(logits, batch.y, batch.weight, self.label_smoothing, among)
 
     def constants(self, model: Network, x: Tensor, visit: Visit) -> Tensors:
-        """Return what the loss needs of images that local training does not change, row by row.
+        """Return inputs of the loss that local training does not change, one row per image.
 
-        An example are their features under ``visit.received``. The loss has it as
-        ``batch.constants``. If no random transform changes the images, it is computed once in a
+        An example is the images' features under ``visit.received``. The loss reads them from
+        ``batch.constants``. If no random transform changes the images, they are computed once per
         visit instead of in every step.
         """
         return {}
@@ -197,18 +201,18 @@ class Method:
         return {}
 
     def claims(self, enrolment: Enrolment) -> Claims:
-        """Return what each client may claim per class, from what the server knows of it.
+        """Return what each client may claim per class, given what the server knows about it.
 
-        A reply with a number outside is rejected. Only entries that are one number per class can
-        have such a range.
+        A reply with a number outside its range is rejected. Only entries with one number per class
+        can have such a range.
         """
         return {}
 
     def contradiction(self, up: Up, enrolment: Enrolment) -> str | None:
         """Return why what a client sent cannot come from the images it enrolled with, or None.
 
-        It is asked after `fields`, for what single ranges cannot say. A reply with a contradiction
-        is rejected.
+        It is called after the checks by `fields`, for conditions that ranges cannot express. A
+        reply with a contradiction is rejected.
         """
         return None
 
@@ -223,7 +227,7 @@ class Method:
     def update(self, state: Tensors, ups: list[Up]) -> Tensors:
         """Return the entries of the state that change besides the model, as new tensors.
 
-        The state is that of before the round, and the replies come without their models.
+        ``state`` is the one before the round, and the replies come without their models.
         """
         return {}
 
@@ -261,7 +265,7 @@ def own_mark(client: Client) -> Tensors:
 
 
 class AveragedModel(Mapping[str, Tensor]):
-    """Stands for the model of a reply that is averaged in and freed: whoever reads it is told."""
+    """Stands in for a reply's model that is averaged in and freed; reading it raises an error."""
 
     def __init__(self, method: Method) -> None:
         self.method = method
@@ -286,10 +290,9 @@ class AveragedModel(Mapping[str, Tensor]):
 class Aggregator:
     """The server step of one round: replies are added as they arrive, then the step is finished.
 
-    It averages the models by the method's weights, then lets the method update what it keeps
-    besides. Models are freed as soon as they are averaged in, so that memory does not grow with
-    the number of clients; a method that is not ``separable`` weighs all replies together, at the
-    end.
+    It averages the models by the method's weights, then lets the method update the rest of the
+    state. Models are freed as soon as they are averaged in, so that memory does not grow with the
+    number of clients; a method that is not ``separable`` weighs all replies together, at the end.
     """
 
     def __init__(self, method: Method, state: Tensors) -> None:
@@ -299,12 +302,12 @@ class Aggregator:
         self.waiting: list[Up] = []
         """Replies whose models are not averaged in yet."""
         self.counted: list[Up] = []
-        """The other replies, without their models."""
+        """Replies whose models have been averaged in, without these models."""
         self.weight = 0.0
         """The sum of their weights."""
 
     def add(self, up: Up) -> None:
-        """Take in a reply."""
+        """Add a reply."""
         self.waiting.append(up)
         if self.method.separable and len(self.waiting) == REPLIES_AT_A_TIME:
             self._average_waiting()

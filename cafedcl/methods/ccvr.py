@@ -14,7 +14,7 @@ from cafedcl.models.base import Network
 
 @dataclass(frozen=True)
 class CCVROptions:
-    """The number of features is FL-bench's; how the head is trained is ours."""
+    """The number of features is FL-bench's; the settings for training the head are ours."""
 
     features: int = option(200, "features drawn per class", low=1, high=100_000)
     epochs: int = option(10, "epochs of the head on the features", low=1, high=100_000)
@@ -88,7 +88,7 @@ def factor_of(covariance: Tensor) -> Tensor:
     eye = torch.eye(len(covariance)).to(covariance)
     factor, failed = torch.linalg.cholesky_ex(covariance + ridge * eye)
     if failed:
-        # Only a liar sends what is no covariance; the variances in it do no harm.
+        # Only a malicious client sends something else; its variances alone do no harm.
         return covariance.diagonal().clamp_min(0).sqrt().diag()
     return factor  # type: ignore[no-any-return]
 

@@ -1,7 +1,7 @@
-"""The steps of a method, each with a check of what it returns: the author may have made a mistake.
+"""The steps of a method, each with a check of its result: the author may have made a mistake.
 
 `loss(method, …)` is ``method.loss(…)``, and so on for every step. A wrong result raises
-CafedclError with the step, its file and its line; found later, it would name neither.
+CafedclError with the step, its file and its line; an error found later could name none of them.
 """
 
 from typing import TYPE_CHECKING
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def head(method: "Method") -> nn.Module:
-    """Return the method's head: a module that turns features into a score per class."""
+    """Return the method's head: a module that maps features to a score per class."""
     found: object = method.head()
     if not isinstance(found, nn.Module):
         raise wrong_result(method, "head", type(found).__name__, "a module is expected")
     if method.defines("scores"):
-        # Such scores may use the head in parts, or for something else.
+        # The method's own scores may use only parts of the head, or use it for something else.
         return found
     training = found.training
     what = f"{method.title}: its head fails on rows of {method.dim} features"
@@ -53,7 +53,7 @@ def start(method: "Method", model: Network) -> Tensors:
 
 
 def fields(method: "Method", model: Network) -> dict[str, Field]:
-    """Return what describes each entry that a client sends."""
+    """Return the description of each entry that a client sends."""
     found: object = method.fields(model)
     if not isinstance(found, dict):
         raise wrong_result(method, "fields", type(found).__name__, "a dict of Field is expected")
@@ -92,7 +92,7 @@ def contradiction(method: "Method", up: Up, enrolment: Enrolment) -> str | None:
 
 
 def effective_counts(method: "Method", counts: Tensor, synthetic: Tensor) -> Tensor:
-    """Return how many images of every class each client counts for."""
+    """Return each client's effective number of images of every class."""
     found: object = method.effective_counts(counts, synthetic)
     return of_shape(method, "effective_counts", found, tuple(counts.shape))
 
@@ -109,7 +109,7 @@ def scratch(method: "Method", client: Client) -> Tensors:
 
 @torch.no_grad()
 def constants(method: "Method", model: Network, x: Tensor, visit: Visit) -> Tensors:
-    """Return what the loss needs of images that training does not change, a row per image."""
+    """Return inputs of the loss that local training does not change, one row per image."""
     found = named_tensors(method, "constants", method.constants(model, x, visit))
     for name, value in found.items():
         if not value.dim() or len(value) != len(x):
@@ -122,7 +122,7 @@ def constants(method: "Method", model: Network, x: Tensor, visit: Visit) -> Tens
 def loss(method: "Method", model: Network, batch: Batch, visit: Visit) -> Tensors:
     """Return the terms of the client's objective: one number each, by name.
 
-    Constants that the batch comes without are computed first.
+    Constants that the batch lacks are computed first.
     """
     if method.defines("constants") and not batch.constants:
         batch = batch._replace(constants=constants(method, model, batch.x, visit))
@@ -172,7 +172,7 @@ def remember(method: "Method", model: Network, visit: Visit) -> Tensors:
 
 def weigh(method: "Method", ups: list[Up]) -> Tensor:
     """Return one weight per reply, none of them negative."""
-    weights = of_shape(method, "weigh", method.weigh(ups), (len(ups),), ", one weight a reply")
+    weights = of_shape(method, "weigh", method.weigh(ups), (len(ups),), ", one weight per reply")
     # NaN and infinity make the new state useless, so the round is skipped.
     if (weights < 0).any():
         expected = "numbers from 0 on are expected"
@@ -181,8 +181,9 @@ def weigh(method: "Method", ups: list[Up]) -> Tensor:
 
 
 def update(method: "Method", state: Tensors, ups: list[Up]) -> Tensors:
-    """Return the entries of the state that change; each is like the one before, but may be longer
-    if it is no weight. An empty one is a placeholder.
+    """Return the entries of the state that change, with their previous shapes and types.
+
+    Entries that are not weights may change their length. An empty entry is a placeholder.
     """
     changed = named_tensors(method, "update", method.update(state, ups))
     added = changed.keys() - state.keys()
@@ -224,10 +225,10 @@ def alphas(method: "Method", sent: Entries) -> Tensor | None:
         return None
     weights = of_shape(method, "alphas", found, tuple(sent.held.shape))
     sums = weights.sum(0)[sent.held.any(0)]
-    # Less than 1 is what an ε in the denominator gives.
+    # With an ε in the denominator, the sum is less than 1.
     if not (sums <= 1 + 1e-3).all():
         most = float(sums.max())
-        expected = "they sum to 1 over the clients that have the class; see `normalise`"
+        expected = "they must sum to 1 over the clients that have the class; see `normalise`"
         raise wrong_result(method, "alphas", f"weights of a class that sum to {most:g}", expected)
     return weights
 

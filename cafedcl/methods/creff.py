@@ -28,7 +28,7 @@ class CReFFOptions:
 
 
 class CReFF(ServerHead):
-    """FedAvg, whose server is scored with a head trained on features of its own making.
+    """FedAvg, whose server is scored with a head trained on features that the server makes.
 
     Clients send, for each class they have, the gradient of the cross-entropy in the server's head
     on the received encoder's features. The server moves its features until they give the same

@@ -24,7 +24,7 @@ class FedBNOptions:
 class FedBN(FedAvg):
     """FedAvg on all weights but those of normalisation layers, which are never averaged.
 
-    Like the authors' code it knows them by name (``norm`` or ``bn``), so it also keeps a GroupNorm
+    Like the authors' code it finds them by name (``norm`` or ``bn``), so it also keeps a GroupNorm
     local. On an encoder without normalisation it is FedAvg. There is no server model: every client
     predicts with its own normalisation.
     """

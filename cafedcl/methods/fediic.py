@@ -1,4 +1,4 @@
-"""FedIIC (Wu et al., MICCAI 2023): its classifier's margins, larger for classes that are harder."""
+"""FedIIC (Wu et al., MICCAI 2023): only its margins of the logits, larger for harder classes."""
 
 from dataclasses import dataclass
 
@@ -49,7 +49,7 @@ class FedIIC(FedAvg):
         h, y = visit.embed("train", "received")
         head = visit.received
         logits = F.linear(h, head["head.weight"], head["head.bias"])
-        # A label of −1 is padding, which no class counts.
+        # A label of −1 marks padding, which belongs to no class.
         each = -logits.log_softmax(1).gather(1, y.clamp_min(0)[:, None])
         losses = class_means(each, y, self.classes)[0][:, 0]
         held = visit.client.holds

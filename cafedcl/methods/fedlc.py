@@ -42,7 +42,7 @@ class FedLC(FedAvg):
         margins = self.options.tau * visit.client.counts.clamp_min(1e-8).pow(-0.25)
         logits = model(batch.x) - margins
         if self.options.softmax == "inclusive":
-            return {"ce": self.cross_entropy(logits, batch)}
+            return {"ce": self.cross_entropy(logits, batch, visit.client.counts > 0)}
         target = F.one_hot(batch.y, self.classes).bool()
         rest = logits.masked_fill(target, -torch.inf).logsumexp(1)
         return {"lc": weighted_average(rest - logits[target], batch.weight)}

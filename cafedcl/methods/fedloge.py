@@ -19,13 +19,13 @@ GAIN = 1.7
 
 @dataclass(frozen=True)
 class FedLoGeOptions:
-    """The values of the authors' code, but for the fixed head."""
+    """The values of the authors' code, except for the fixed head."""
 
     sparsity: float = option(0.6, "share of the fixed head's entries that are 0", low=0.0, high=0.9)
     steps: int = option(
         200,
-        "steps of Adam that make the fixed head, of length 1/steps; the authors take 10,000, to "
-        "nearly the same end",
+        "Adam steps that make the fixed head, with learning rate 1/steps; the authors take "
+        "10,000, with nearly the same result",
         low=1,
         high=1000,
     )
@@ -34,8 +34,8 @@ class FedLoGeOptions:
     )
     inference: str = option(
         "auxiliary",
-        "the server predicts by the auxiliary head with rows of the same length, for long tails, "
-        "or by the fixed head, for balanced data",
+        "head that the server predicts with: the auxiliary head with rows of the same length, for "
+        "long tails, or the fixed head, for balanced data",
         choices=("auxiliary", "fixed"),
     )
 
@@ -43,7 +43,7 @@ class FedLoGeOptions:
 class FedLoGe(Method):
     """CE(S h) for the encoder; CE(G sg(h)) and CE(L_k sg(h)) for the two heads that are trained.
 
-    S is a sparse simplex that nobody trains. The encoder and G are averaged, L_k stays with its
+    S is a fixed sparse simplex. The encoder and G are averaged, L_k stays with its
     client. Prediction realigns the heads without training: the server divides every row of G by its
     length, and a client multiplies it by the length of its own row of L_k, and adds L_k(h).
     """
@@ -94,7 +94,7 @@ class FedLoGe(Method):
 
 
 def linear(model: Network, part: str) -> nn.Linear:
-    """Return a head whose weights are used one by one."""
+    """Return a head as a linear layer, for direct access to its weights."""
     return cast(nn.Linear, model.part(part))
 
 

@@ -38,8 +38,8 @@ class FedProc(Method):
     GPC is the cross-entropy of z·ĉ over global centres ĉ. As in the authors' code z is normalised
     before the classifier, centres are count-weighted means of unit z under the trained local
     models, and a class nobody reported keeps its centre (zero at the start). Their server weights
-    models by enumeration index, wrong under partial participation; ours by the participants'
-    samples.
+    models by enumeration index, which is wrong under partial participation; ours weights them
+    by the participants' samples.
     """
 
     name = "fedproc"

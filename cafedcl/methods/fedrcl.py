@@ -61,7 +61,7 @@ class FedRCL(Method):
 def relaxed(
     level: Tensor, y: Tensor, weight: Tensor, options: FedRCLOptions
 ) -> tuple[Tensor, Tensor]:
-    """Return SCL and PEN of one level; padding is neither positive nor negative to anybody."""
+    """Return SCL and PEN of one level; padding is never a positive or a negative."""
     z = unit(level)
     similar = z @ z.T
     real = weight > 0

@@ -1,4 +1,4 @@
-"""Fed-RoD (Chen and Chao, ICLR 2022): a generic head for the server, a personal one beside it."""
+"""Fed-RoD (Chen and Chao, ICLR 2022): a generic head, and a personal head for each client."""
 
 from dataclasses import dataclass
 
@@ -27,8 +27,8 @@ class FedRoD(Method):
     """Generic head: CE(G(h) + log n_{k,c}, y). Personal head: CE(sg(G(h)) + P_k(sg(h)), y).
 
     The balanced softmax trains the encoder and G, which are averaged and make the server's model.
-    The personal head P_k learns what is left over; it moves nothing else and never leaves its
-    client, who predicts by G(h) + P_k(h).
+    The personal head P_k learns the residual; its loss trains nothing else, and it never leaves
+    its client, which predicts by G(h) + P_k(h).
     """
 
     name = "fedrod"

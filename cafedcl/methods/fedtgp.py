@@ -22,7 +22,7 @@ FAR = 1e9
 
 @dataclass(frozen=True)
 class FedTGPOptions:
-    """The values of the authors' code. Its λ = 10 is of the MSE; the paper's 0.1 of a distance."""
+    """The values of the authors' code. Its λ = 10 weights the MSE; the paper's 0.1 a distance."""
 
     lam: float = option(10.0, "weight λ of the client's prototype distance (MSE)", low=0.0)
     prototypes: str = option(
@@ -33,7 +33,7 @@ class FedTGPOptions:
     tau: float = option(100.0, "largest margin τ", above=0.0)
     margin: str = option(
         "code",
-        "margin: the largest distance to a nearest neighbour (code), or of any two (literal)",
+        "margin: largest distance to a nearest neighbour (code), or between any two (literal)",
         choices=("code", "literal"),
     )
     epochs: int = option(100, "server epochs S", low=1, high=100_000)
@@ -69,7 +69,7 @@ class FedTGP(FedProto):
         }
 
     def server(self) -> nn.Module:
-        """Return the server's network; what it learned is in the state."""
+        """Return the server's network; its trained weights are in the state."""
         return nn.Sequential(
             nn.Linear(self.dim, self.dim), nn.ReLU(), nn.Linear(self.dim, self.dim)
         )
@@ -115,8 +115,8 @@ def adaptive_margin(means: Tensor, known: Tensor, options: FedTGPOptions) -> Ten
     """Return the margin δ, at most τ.
 
     It is the largest distance of a mean prototype to its nearest neighbour (``code``), or the
-    largest distance of any two (``literal``). A class that nobody sent has none; with a single
-    class there is none at all, and δ = τ.
+    largest distance between any two (``literal``). A class that nobody sent has no distances; with
+    a single class there are none at all, and δ = τ.
     """
     pairs = (known[:, None] & known) & ~torch.eye(len(known), dtype=torch.bool, device=known.device)
     gaps = safe_distances(means, means)

@@ -20,7 +20,7 @@ class FedVLSOptions:
 
     lam: float = option(0.1, "weight λ of the distillation on absent classes", low=0.0)
     suppress: float = option(
-        0.005, "weight of the logit suppression; the paper has none, which is 1", low=0.0
+        0.005, "weight of the logit suppression; the paper has none, as if it were 1", low=0.0
     )
 
 
@@ -28,7 +28,7 @@ class FedVLS(FedAvg):
     """CE(g + log π_k, y) + λ·KL(received ‖ current over absent classes) + suppression of logits.
 
     The suppression is Σ_c π_{k,c}·log mean_i e^{s_ic}, with s_ic = g_c − log π_{k,c} − log C where
-    y_i ≠ c, and 0 where y_i = c: so the authors' code has it. The paper's s_ic is g_c, without the
+    y_i ≠ c, and 0 where y_i = c, as in the authors' code. The paper's s_ic is g_c, without the
     images of class c.
     """
 
@@ -50,7 +50,7 @@ class FedVLS(FedAvg):
         kept = vacant_distillation(logits, batch.constants["teacher"], counts <= 0)
         spread = suppression(logits - prior, batch, share)
         return {
-            "ce": self.cross_entropy(logits + prior, batch),
+            "ce": self.cross_entropy(logits + prior, batch, counts > 0),
             "vacant": self.options.lam * weighted_average(kept, batch.weight),
             "suppress": self.options.suppress * spread,
         }

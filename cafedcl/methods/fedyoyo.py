@@ -29,7 +29,7 @@ class FedYoYoOptions:
 class FedYoYo(FedAvg):
     """CE(g + log(prior^τ + 1e-9), y) with prior = (1−γ)·N_c/N + γ·π_k (distribution-aware).
 
-    The global prior is of the true class counts, which clients are told at enrolment; the authors
+    The global prior uses the true class counts, which clients receive at enrolment; the authors
     estimate effective numbers from features. Their self-distillation between a weak and a strong
     view of each image is left out, because a batch has one view.
     """
@@ -55,4 +55,4 @@ class FedYoYo(FedAvg):
         else:
             prior = rest * everyone + (1 - rest) * own
         adjusted = model(batch.x) + (prior.pow(self.options.tau) + 1e-9).log()
-        return {"ce": self.cross_entropy(adjusted, batch)}
+        return {"ce": self.cross_entropy(adjusted, batch, prior > 0)}

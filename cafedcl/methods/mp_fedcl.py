@@ -22,7 +22,9 @@ class MPFedCLOptions:
     tau: float = option(0.07, "temperature τ", above=0.0)
     lam: float = option(1.0, "weight λ of the contrastive term", low=0.0)
     inference: str = option(
-        "head", "by the classifier, or the nearest prototype of the pool", choices=("head", "pool")
+        "head",
+        "how to classify: by the head, or by the nearest prototype of the pool",
+        choices=("head", "pool"),
     )
 
 

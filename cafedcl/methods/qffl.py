@@ -66,7 +66,7 @@ class FairAggregator(Aggregator):
         self.curvature = 0.0
 
     def add(self, up: Up) -> None:
-        """Take in a reply."""
+        """Add a reply."""
         q = self.method.options.q
         lipschitz = self.method.options.lipschitz
         loss = loss_of(up)

@@ -14,7 +14,7 @@ class Scaffold(FedAvg):
     """Every step's gradient is corrected by c − c_k, the gradient of the linear term ⟨θ, c − c_k⟩.
 
     Option II of the paper: c_k⁺ = c_k − c + (θ^t − θ_k)/Σ lr, and c ← c + (1/N) Σ (c_k⁺ − c_k).
-    With momentum, Σ lr is longer by as much as momentum makes the way longer. Models are averaged
+    With momentum, Σ lr grows by as much as momentum lengthens the path. Models are averaged
     uniformly with server learning rate 1. Weight decay and clipping act on the corrected gradient.
     """
 
@@ -38,7 +38,7 @@ class Scaffold(FedAvg):
     def loss(self, model: Network, batch: Batch, visit: Visit) -> Tensors:
         c = under("control/", visit.anchors)
         own = under("control/", visit.memory)
-        # In the model's order: what comes over a wire is in any, which would change the last bits.
+        # In the model's order: received tensors may be in any other, which changes the last bits.
         weights = {n: p for n, p in model.named_parameters() if n in c}
         drift = [(p * (c[n] - own[n] if own else c[n])).sum() for n, p in weights.items()]
         terms = super().loss(model, batch, visit)

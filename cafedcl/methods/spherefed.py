@@ -30,7 +30,7 @@ class SphereFedOptions:
 
 
 class SphereFed(Method):
-    """‖A z − e_y‖² with unit features z and a fixed orthonormal A; the mean is by samples.
+    """‖A z − e_y‖² with unit features z and a fixed orthonormal A; models are averaged by samples.
 
     Federated calibration: clients send ZᵀZ and ZᵀY of the received model, and the server solves
     W = (ΣZᵀZ + λI)⁻¹ ΣZᵀY. The authors do so once, after the last round; here it is done in every

@@ -53,7 +53,7 @@ def auto_model(shape: Shape) -> str:
 def make_encoder(
     options: ModelOptions, shape: Shape, *, initial: bool = True
 ) -> tuple[nn.Module, list[str]]:
-    """Return the encoder that the options name, and what a person should know of it.
+    """Return the encoder that the options name, and remarks about it for the user.
 
     Without ``initial``, the weights do not matter: others will be loaded.
     """
@@ -103,7 +103,7 @@ def build_encoder(name: str, shape: Shape, width: float) -> nn.Module:
 
 
 def _require_memory(factory: Factory, shape: Shape, width: float) -> None:
-    """Refuse a model whose weights do not fit into memory: Linux ends a process that tries."""
+    """Refuse a model whose weights do not fit into memory: Linux would kill the process."""
     # The meta device builds the layers without their weights.
     with torch.device("meta"):
         weights = sum(value.nbytes for value in factory(shape, width).state_dict().values())
@@ -115,7 +115,7 @@ def _require_memory(factory: Factory, shape: Shape, width: float) -> None:
 
 
 def place_of_model(options: ModelOptions) -> str:
-    """Return where a model of the user's own is made, as the end of a message; empty for others."""
+    """Return where the user's own model is made, as the end of a message; empty for others."""
     if options.source or ":" not in options.name:
         return ""
     return place_of(import_path(options.name, "model"))

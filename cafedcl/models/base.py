@@ -40,7 +40,7 @@ class Encoder(nn.Module):
 
 
 def frozen_names(encoder: nn.Module) -> frozenset[str]:
-    """Return the names of what training never changes: frozen weights, and fixed statistics."""
+    """Return the names of tensors that training never changes: frozen weights, fixed statistics."""
     parameters = encoder.named_parameters(remove_duplicate=False)
     names = {name for name, weight in parameters if not weight.requires_grad}
     for prefix, module in encoder.named_modules():
@@ -91,9 +91,9 @@ class Network(nn.Module):
         self.shift: Tensor | None = None
         """Added to the features of a batch's images, for augmentation in feature space."""
         self.chosen = False
-        """Whether the encoder was chosen by the size of the images, and not named by a person."""
+        """Whether the encoder was chosen by the size of the images instead of by the user."""
         self.notes: tuple[str, ...] = ()
-        """What a person should know of how the encoder was made."""
+        """Remarks for the user about how the encoder was made."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the head's output."""

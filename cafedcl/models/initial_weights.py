@@ -19,7 +19,7 @@ ALL = "all"
 
 
 def load_weights(encoder: nn.Module, path: str) -> list[str]:
-    """Load what matches of a file by name and shape; return what a person should know of it.
+    """Load a file's weights that match by name and shape; return remarks for the user.
 
     Names may have a prefix in the file, such as ``backbone.``, or in the encoder.
     """
@@ -32,7 +32,7 @@ def load_weights(encoder: nn.Module, path: str) -> list[str]:
     if Path(path).is_dir():
         raise CafedclError(f"{where}: it is a folder; name a file in it")
     try:
-        # What safetensors cannot open, it calls missing.
+        # safetensors reports files that it cannot open as missing.
         with Path(path).open("rb"):
             given = load_file(path)
     except FileNotFoundError:
@@ -77,12 +77,12 @@ def _refuse_unusable(where: str, fitting: Tensors, wanted: Tensors) -> None:
     for name, value in fitting.items():
         kind = wanted[name].dtype
         if kind.is_floating_point and not value.is_floating_point():
-            # Whole numbers are weights that were quantised; they lack their scale.
+            # Integers are quantised weights, which lack their scale.
             raise CafedclError(
                 f"{where}: '{name}' is of type {value.dtype}, and the encoder's is {kind}; save "
                 "weights that are neither quantised nor complex"
             )
-        # As the encoder will hold them: a large number of 64 bits is infinite in 32.
+        # In the encoder's type: a large 64-bit number is infinite in 32 bits.
         if not value.to(kind).isfinite().all():
             raise CafedclError(
                 f"{where}: '{name}' holds NaN or infinite numbers; save the weights of an earlier "
@@ -91,7 +91,7 @@ def _refuse_unusable(where: str, fitting: Tensors, wanted: Tensors) -> None:
 
 
 def _renamed(given: Tensors, wanted: Tensors) -> Tensors:
-    """Return a file's weights by the encoder's names: with one prefix taken off and one put on."""
+    """Return a file's weights by the encoder's names: with one prefix replaced by another."""
     pairs: Counter[tuple[str, str]] = Counter()
     by_end: dict[str, list[str]] = {}
     for name in wanted:
@@ -113,7 +113,7 @@ def _renamed(given: Tensors, wanted: Tensors) -> Tensors:
 
 
 def _prefixes(key: str, name: str) -> tuple[str, str]:
-    """Return what has to be taken off one name and put on instead to get the other."""
+    """Return the prefix to remove from one name and the one to add to get the other."""
     one = key.split(".")
     other = name.split(".")
     while one and other and one[-1] == other[-1]:
@@ -125,7 +125,7 @@ def _prefixes(key: str, name: str) -> tuple[str, str]:
 def freeze(encoder: nn.Module, text: str) -> None:
     """Exclude weights from training: all, or those whose names begin with one of the words."""
     names = dict(encoder.named_parameters())
-    # Pretrained networks lie inside a wrapper, whose own names nobody has to know.
+    # Pretrained networks are inside a wrapper, whose own names users need not know.
     inner = {name: name.removeprefix("net.").removeprefix("model.") for name in names}
     for word in filter(None, (part.strip() for part in text.split(","))):
         chosen = [name for name in names if word == ALL or _begins(inner[name], word)]

@@ -50,7 +50,7 @@ class PretrainedEncoder(nn.Module):
         mean = torch.tensor(normalisation.mean).view(1, -1, 1, 1)
         std = torch.tensor(normalisation.std).view(1, -1, 1, 1)
         # Images come standardised by `mean` and `std`. A grey image has one mean for all colours;
-        # `scale` and `shift` make of it what the encoder knows.
+        # `scale` and `shift` convert it to the normalisation that the encoder knows.
         self.mean = mean.mean(1, keepdim=True) if shape[0] == 1 else mean
         self.std = std.mean(1, keepdim=True) if shape[0] == 1 else std
         self.grey = shape[0] == 1
@@ -65,7 +65,7 @@ class PretrainedEncoder(nn.Module):
     def description(self) -> dict[str, str]:
         """Return the files from which ``hf:`` can build it again, without its weights.
 
-        Networks of timm and torchvision need none: their names say everything.
+        Networks of timm and torchvision need none: their names determine them.
         """
         if not isinstance(self.net, TransformersBody):
             return {}
@@ -154,8 +154,8 @@ def torchvision_body(name: str, pretrained: bool) -> Body:
 def transformers_body(name: str, pretrained: bool) -> Body:
     """Return an image model of transformers, from the hub or from a folder."""
     transformers = optional("transformers", "transformers", f"model 'hf:{name}'")
-    # Its bar of weights read from the disk would stand in the middle of other lines, and its report
-    # asks to train weights that are left out here.
+    # Its progress bar would appear in the middle of other lines, and its report asks to train
+    # weights that are left out here.
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     path = name
@@ -213,7 +213,7 @@ BODIES: dict[str, Callable[[str, bool], Body]] = {
 def pretrained_encoder(
     options: ModelOptions, shape: Shape, *, initial: bool
 ) -> tuple[PretrainedEncoder, list[str]]:
-    """Return a pretrained encoder, and what a person should know of it.
+    """Return a pretrained encoder, and remarks about it for the user.
 
     Without ``initial``, other weights will be loaded, and the published ones are not needed.
     """

@@ -14,7 +14,7 @@ GROUPS = 2
 
 
 class Norm(nn.GroupNorm):
-    """Group normalisation with what follows it in a ResNet, which an engine can do in one step."""
+    """Group normalisation and what follows it in a ResNet, which an engine can fuse."""
 
     def forward(self, x: Tensor, shortcut: Tensor | None = None, *, relu: bool = False) -> Tensor:
         """Return the normalised images, perhaps plus a shortcut, perhaps after a ReLU."""
@@ -89,8 +89,8 @@ class ResNet(Encoder):
     def forward(self, x: Tensor) -> Tensor:
         """Return the pooled features of the last stage, after its ReLU.
 
-        No level is needed before its ReLU here, so each ReLU is left to the normalisation before,
-        and `stages` is not asked.
+        No level is needed before its ReLU here, so each ReLU is left to the normalisation before
+        it, and `stages` is not called.
         """
         x = self.pooled_stem(x, relu=True)
         for block in self.blocks:

@@ -1,6 +1,6 @@
-"""Scores per class in one round of a run, and what they warn of.
+"""Scores per class in one round of a run, with warnings.
 
-They are read from the round's tables, which runs of earlier versions have as well.
+They are read from the round's tables, which runs of earlier versions also have.
 """
 
 from collections.abc import Mapping
@@ -19,13 +19,13 @@ from cafedcl.federation.run_folder import RunFolder
 
 WANTED = ("server/c", "own/all/recall", "own/prior/recall", "scores/tested", "scores/server/")
 OWN = {"own": "all", "own-prior": "prior"}
-"""The protocols that score clients' own models, and the kind of predictions they are about."""
+"""The protocols that score clients' own models, and their kinds of predictions."""
 SKEWED = 2.0
 """Test labels are skewed if one class has this many times as many images as another."""
 ALMOST_ALL = 0.95
-"""A model that predicts one class for this share of the images predicts almost one class only."""
+"""A model that predicts one class for this share of the images predicts almost only one class."""
 HARDLY_ANY = 0.1
-"""Provided that it recognises at most this share of the other classes, on average."""
+"""It must also recognise at most this share of the other classes, on average."""
 MOST_NAMED = 5
 """Classes that are listed by name, at most."""
 
@@ -44,13 +44,13 @@ class ClassScores:
     balanced: dict[str, float]
     """Balanced accuracy by protocol."""
     one_class: dict[str, str]
-    """Warnings about models that predict almost one class only, by protocol."""
+    """Warnings about models that predict almost only one class, by protocol."""
     untrained: list[str]
-    """The classes of which no client reports training images: there are none, or too few."""
+    """The classes for which no client reports training images: there are none, or too few."""
 
     @property
     def imbalance(self) -> float:
-        """How many times as many test images the largest class has as the smallest one."""
+        """The ratio of the largest to the smallest class in test images."""
         if self.tested is None or not (self.tested > 0).any():
             return 1.0
         there = self.tested[self.tested > 0]
@@ -63,7 +63,7 @@ class ClassScores:
 
     @property
     def untested(self) -> list[str]:
-        """The classes without test images, which no score can count."""
+        """The classes without test images, which no score can include."""
         if self.tested is None:
             return []
         return [name for name, number in zip(self.names, self.tested, strict=True) if not number]
@@ -202,9 +202,9 @@ def known_means(values: Array) -> Array:
 
 
 def only_class(recall: Array, predicted: Array | None) -> int | None:
-    """Return the class that a model predicts almost always, although others are there; or None.
+    """Return the class that a model predicts almost always, although there are others; or None.
 
-    Without its predictions, the recalls tell: one class is always recognised, and no other is.
+    Without its predictions, the recalls show it: one class is always recognised, and no other is.
     """
     known = ~np.isnan(recall)
     if known.sum() < 2:

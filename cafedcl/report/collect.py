@@ -1,6 +1,6 @@
 """The data of every panel as plain numbers and arrays, for both the HTML page and the figures.
 
-Rounds count from 1 here, because people read them; run folders count from 0.
+Rounds count from 1 here, as in all output for people; run folders count from 0.
 """
 
 import base64
@@ -25,7 +25,7 @@ MOST_POINTS = 400
 PICTURES = 12
 """Contact sheets of a run, at most."""
 PICTURE_BYTES = 3_000_000
-"""Size of a run's contact sheets together, at most, so that the page stays small."""
+"""The largest total size of a run's contact sheets, so that the page stays small."""
 PNG = b"\x89PNG\r\n\x1a\n"
 SHOTS = ("many", "medium", "few")
 
@@ -228,8 +228,8 @@ def collect_ablation(group: SettingGroup) -> list[dict[str, Any]]:
 def collect_sensitivity(group: SettingGroup) -> list[dict[str, Any]]:
     """Return scores over the values of each swept option.
 
-    The points are the main variant of a method and the variants that differ from it in that option
-    alone. If all points share some seeds, only those seeds are used.
+    The points are the main variant of a method and the variants that differ from it only in that
+    option. If all points share some seeds, only those seeds are used.
     """
     sweeps: dict[tuple[str, str], list[tuple[float, TableRow]]] = {}
     for row in group.rows:
@@ -260,7 +260,7 @@ def collect_sensitivity(group: SettingGroup) -> list[dict[str, Any]]:
 
 
 def shared(scores: Sequence[dict[int, float]]) -> list[list[float]]:
-    """Return scores in %, of the seeds that all points share, or of all seeds if there are none."""
+    """Return scores in % of the seeds that all points share, or of all seeds if there are none."""
     common = set.intersection(*(set(one) for one in scores))
     return [
         [100 * value for seed, value in one.items() if seed in common or not common]
@@ -279,7 +279,7 @@ def collect_samples(group: SettingGroup, problems: list[str]) -> list[dict[str, 
             except OSError as error:
                 problems.append(f"{file}: cannot be read, left out: {error.strerror}")
                 continue
-            # The browser gets these bytes as an image, so anything else in the folder is skipped.
+            # The browser takes these bytes as an image, so anything else in the folder is skipped.
             if data.startswith(PNG) and len(data) <= room:
                 room -= len(data)
                 found.append(
@@ -309,7 +309,7 @@ def collect_cost(row: TableRow) -> dict[str, Any]:
 
 
 def describe_run(run: RunSummary, problems: list[str]) -> dict[str, Any]:
-    """Return the state of a run, and what is needed to find and to reproduce it."""
+    """Return the state of a run, and what is needed to find and reproduce it."""
     about = RunFolder(run.path).described(problems.append)
     command = about.get("command") or ["cafedcl", "run", str(run.path / "config.toml")]
     return {

@@ -20,7 +20,7 @@ MOST_EVALUATIONS = 40
 """Rounds whose tables are read, at most."""
 FEWEST_EVALUATIONS = 2
 MOST_NUMBERS = 20_000_000
-"""Fewer rounds are read where there are so many clients and classes, but at least two."""
+"""Fewer rounds are read if clients and classes are too many for this limit, but at least two."""
 WANTED = (
     "server/c",
     "own/all/",
@@ -48,8 +48,8 @@ AXES = {
     "scores/server/bins": ("bins", "three"),
     "scores/own/bins": ("clients", "bins", "three"),
 }
-"""The axes of the entries that every method has. Notes and anchors are a method's own business, and
-panels check what they need of them.
+"""The axes of the entries that every method has. Notes and anchors depend on the method, and panels
+check what they need of them.
 """
 COUNTS = {"server/confusion"}
 """Entries that are whole numbers; the others of `AXES` are fractions."""
@@ -113,7 +113,7 @@ def read_evaluations(run: RunSummary, most: int = MOST_EVALUATIONS) -> RunEvalua
         sizes |= dict(zip(("clients", "classes"), data.counts.shape, strict=True))
     folder = RunFolder(run.path)
     files = {line["round"]: folder.evaluation_file(line["round"]) for line in run.lines}
-    # A link that leads nowhere counts as there, so that it is named below.
+    # A broken link counts as a file, so that it is reported below.
     there = [number for number, file in files.items() if os.path.lexists(file)]
     rounds = []
     counts = None
@@ -137,7 +137,7 @@ def read_evaluations(run: RunSummary, most: int = MOST_EVALUATIONS) -> RunEvalua
 def check_tables(tables: Mapping[str, Array], line: MetricsLine, sizes: dict[str, int]) -> None:
     """Raise ValueError for a table that does not fit, or is missing though its round was scored.
 
-    ``sizes`` are the known sizes of axes; those not known yet are those of the first table.
+    ``sizes`` are the known sizes of axes; unknown ones are set by the first table.
     """
     for part, name in (("server", "server/clients"), ("own", "own/all/score")):
         if line[part] is not None and name not in tables:

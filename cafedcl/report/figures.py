@@ -27,13 +27,13 @@ def write_figures(
 ) -> list[Path]:
     """Draw all figures that the runs have data for, and return the files.
 
-    ``warn`` is told which of the runs' files are damaged.
+    ``warn`` is called for damaged files of the runs.
     """
     if form not in FORMATS:
         raise CafedclError(f"--format {form}: there is no such format; choose {', '.join(FORMATS)}")
     summary.require_scores()
     written = []
-    # Without dates, the same runs give the same files to the last byte.
+    # Without dates, the same runs give the same files, byte for byte.
     dates: dict[str, Any] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
     data = collect(summary)
     for problem in data["problems"]:
@@ -55,7 +55,7 @@ def write_figures(
 
 
 def setting_figures(group: PlotGroup) -> Iterator[tuple[str, Figure]]:
-    """Yield all figures of a setting that there are data for, with their names."""
+    """Yield all figures for which a setting has data, with their names."""
     with mpl.rc_context(STYLE):
         for protocol in group["ranking"]:
             if len(group["entries"]) > 1:

@@ -1,4 +1,4 @@
-"""Scores of a run's last round that need every probability, and the images it got most wrong."""
+"""Scores of a run's last round that need all probabilities, and the images it got most wrong."""
 
 import base64
 import io

@@ -26,13 +26,13 @@ SCRIPTS = (
     "confidence.js", "prototypes.js", "cost.js", "main.js",
 )  # fmt: skip
 MISSING_CODE = 65535
-"""The code of a missing number in a packed array; base.js has the same one."""
+"""The code of a missing number in a packed array; base.js uses the same one."""
 OWN_PAGE = re.compile(rb"<!doctype html>.{,2000}<title>cafedcl: ", re.DOTALL)
-"""How a report begins: page.html. Another page is not replaced."""
+"""The beginning of a report, from page.html. Other pages are not replaced."""
 
 
 def write_report(summary: Summary, out: Path, warn: Callable[[str], None] = lambda _: None) -> None:
-    """Write the report of some runs into one HTML file; ``warn`` is told of damaged files too."""
+    """Write the report of some runs into one HTML file; ``warn`` is called for damaged files."""
     summary.require_scores()
     refuse_other_file(out, OWN_PAGE, "report of cafedcl")
     data = collect(summary)

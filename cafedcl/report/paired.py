@@ -9,9 +9,9 @@ ROUNDING = 5e-4
 
 
 def on_shared_seeds(scores: Mapping[str, dict[int, float]]) -> dict[str, dict[int, float]]:
-    """Return the scores of the seeds that all rows have, if there are any; else all of them.
+    """Return the scores of the seeds that all rows have, if there are any; otherwise all scores.
 
-    Rows with other seeds would be compared by means over different splits.
+    With different seeds, rows would be compared by means over different splits.
     """
     scored = [set(values) for values in scores.values() if values]
     shared = set.intersection(*scored) if scored else set()
@@ -38,7 +38,7 @@ def p_values(differences: Sequence[float]) -> tuple[float | None, float | None, 
         stats = import_module("scipy.stats")
     except ImportError:
         return None, None, "significance needs scipy (pip install scipy)"
-    # Where all differences are equal, their spread is rounding, and scipy would test that.
+    # If all differences are equal, their spread is only rounding, which scipy would test.
     varied = max(differences) - min(differences) > ROUNDING
     t = float(stats.ttest_1samp(differences, 0.0).pvalue) if varied else None
     rounded = [round(difference / ROUNDING) for difference in differences]

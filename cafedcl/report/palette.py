@@ -1,8 +1,8 @@
 """One style per method, the same in tables, charts and figures.
 
-The colours are based on those of Okabe and Ito and of Tol, which colour-blind readers can tell
-apart, with a lightness that is readable on white and on black. Markers and dashes tell methods
-apart where colour alone cannot.
+The colours are based on those of Okabe and Ito and of Tol, which colour-blind readers can
+distinguish, with a lightness that is readable on white and on black. Markers and dashes distinguish
+methods where colour alone cannot.
 """
 
 from dataclasses import dataclass

@@ -82,7 +82,7 @@ SECOND = {
 
 DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "emnist": "EMNIST"}
 CLASSES_PER_CLIENT = {"cifar10": "2", "cifar100": "20", "emnist": "2"}
-"""Our reading of the default in the pathological split, which the paper does not state."""
+"""Our assumption for the default of the pathological split, which the paper does not state."""
 FACTORS = {
     "alpha": ("Dirichlet parameter", "α = {}"),
     "ir": ("Imbalance ratio", "IR = {}"),
@@ -133,7 +133,7 @@ def paper_position(setting: Setting) -> PaperPosition:
         figures = SECOND.get((factor, value), {}) if known else {}
         if figures:
             return PaperPosition(2, heading, f"{name}, {form.format(value)}", figures)
-    # A heading of the paper names one factor, and leaves out what its readers know of the others.
+    # The paper's headings name one factor, and omit the others, which its readers know.
     return PaperPosition(3, f"{setting.split}, K = {setting.clients}", name)
 
 

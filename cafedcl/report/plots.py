@@ -127,7 +127,7 @@ def plot_curves(group: PlotGroup, protocol: str, axis: str) -> Figure:
 
 
 def plot_reliability(group: PlotGroup, protocol: str) -> Figure:
-    """Draw how often predictions are right against the probability that they were given."""
+    """Draw the share of correct predictions against their predicted probability."""
     figure, (ax,) = sheet(width=4.6, height=3.2)
     ax.plot([0, 100], [0, 100], color="grey", linestyle="--", linewidth=0.8)
     for entry, detail in zip(group["entries"], group["details"], strict=True):

@@ -25,7 +25,7 @@ SPECIAL = {
 PAPER_MEASURES = ("accuracy", "std")
 """The scores that the paper's tables have."""
 MOST_CLASSES = 12
-"""Classes that have a column of their own; of more, only the worst are named."""
+"""Up to this many classes have their own column; of more, only the worst are named."""
 WORST_CLASSES = 5
 """Classes of a method that are named if there are too many for columns."""
 
@@ -116,7 +116,7 @@ def cell_of(column: Column, label: str, measure: str) -> Cell:
 
 
 def fields(column: Column, paper: bool) -> Fields:
-    """Return the columns of a setting as (source, measure): ours, and the paper's if asked for."""
+    """Return a setting's columns as (source, measure): ours, and with ``paper`` the paper's."""
     shown = [("ours", measure) for measure in TABLE_MEASURES]
     if paper and column.position.figures:
         shown += [("paper", measure) for measure in PAPER_MEASURES]
@@ -171,7 +171,7 @@ def as_latex(scores: ScoreTable, paper: bool = False, full: bool = False) -> str
     tables = [(number, list(columns)) for number, columns in by_table]
     for number, columns in tables:
         titles = "; ".join(column.group.setting.title for column in columns)
-        # One table is the whole comparison. Of several, each says what it is of.
+        # A single table is the whole comparison. If there are several, each states its part.
         caption = scores.caption if len(tables) == 1 else f"{titles}. {scores.caption}"
         parts.append(latex_table(scores, columns, number, caption, paper))
     parts += [plain_latex(table) for table in class_tables(scores, full)]

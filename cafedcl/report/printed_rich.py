@@ -1,4 +1,4 @@
-"""A table for a terminal: as much side by side as fits, and no number is ever cut."""
+"""A table for a terminal: as much side by side as fits, without ever cutting a number."""
 
 from collections.abc import Sequence
 

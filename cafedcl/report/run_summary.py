@@ -1,7 +1,7 @@
 """One run folder as a typed summary: its options, its rounds, and its state.
 
-A run that is unfinished, failed or damaged gets a state that says so, and raises no error: one bad
-run must not hide the others.
+An unfinished, failed or damaged run has a state that says so, and raises no error: one bad run must
+not hide the others.
 """
 
 import math
@@ -40,7 +40,7 @@ PROTOCOL_SCORES = {
         "worst": "prior_worst",
     },
 }
-"""Names in metrics.jsonl of scores that every protocol has, where the name is another one: for the
+"""Names in metrics.jsonl of scores that every protocol has, where the names differ: for the
 server's model, for the clients' own models, and for these with log π_k added to their scores.
 """
 FROM_TABLES = ("balanced", "worst_class")
@@ -60,7 +60,7 @@ SHOWN_IN_SHORT = {
     "defence": short_defence,
     "privacy": short_privacy,
 }
-"""Sections that are shown as one option each: they tell who lies, and who is believed or hidden."""
+"""Sections that are shown as one option each: attack, defence and privacy."""
 SETTING = ("data.", "split.", "federation.clients")
 """Prefixes of options that define the setting: data set × split × clients."""
 
@@ -76,9 +76,9 @@ class RunSummary:
     settings: FlatSettings = field(default_factory=dict)
     lines: list[MetricsLine] = field(default_factory=list)
     other_data: str = ""
-    """What tells its data apart from those of another run that have the same name."""
+    """What distinguishes its data from another run's data with the same name."""
     stored: dict[str, float] = field(default_factory=dict)
-    """What a results file, which has the last round only, says of the whole run."""
+    """Values of the whole run from a results file, which has only the last round."""
 
     @property
     def method(self) -> str:
@@ -123,7 +123,7 @@ class RunSummary:
 
     @property
     def spent(self) -> str:
-        """What the run has spent of privacy, such as ``ε 7.91 at δ = 1e-05``; empty if nothing."""
+        """The privacy that the run has spent, such as ``ε 7.91 at δ = 1e-05``; empty if none."""
         privacy = self.lines[-1].get("privacy", {}) if self.lines else {}
         epsilon = shown_epsilon(privacy)
         return f"{epsilon} at δ = {privacy['delta']:g}" if epsilon else ""
@@ -158,7 +158,7 @@ class RunSummary:
         scores = line.get(part)
         if not isinstance(scores, dict):
             return None
-        # Scores that have no name of their own under a protocol belong to the whole part.
+        # Scores without their own name under a protocol belong to the whole part.
         name = PROTOCOL_SCORES[protocol].get(score, score if part == protocol else "")
         value = scores.get(name)
         if not isinstance(value, int | float) or not math.isfinite(value):
@@ -183,7 +183,7 @@ class RunSummary:
 
     @cached_property
     def class_problems(self) -> list[str]:
-        """What is wrong with the tables that scores per class were read from."""
+        """Problems in the tables that scores per class were read from."""
         return []
 
     @cached_property
@@ -203,8 +203,8 @@ class RunSummary:
         return [line for line in self.lines if self.value(line, protocol, "accuracy") is not None]
 
     def chosen(self, protocol: str, which: str, by: str = "accuracy") -> MetricsLine | None:
-        """Return the last scored round, or the best one by a score, of those on most clients; of
-        several, the first.
+        """Return the last scored round, or the best one by a score among those on most clients; if
+        several tie, the first.
         """
         scored = self.scored(protocol)
         if not scored:
@@ -218,8 +218,8 @@ class RunSummary:
 def find_folders(paths: Sequence[Path]) -> list[Path]:
     """Return the run folders among and below the paths, each once; run folders are not nested.
 
-    A folder with metrics but without a config, or one that cannot be listed, is returned as well:
-    it is named as damaged when it is read.
+    A folder with metrics but without a config, or one that cannot be listed, is also returned: it
+    is reported as damaged when it is read.
     """
     found: list[Path] = []
     seen: set[Path] = set()
@@ -271,14 +271,14 @@ def read_run(path: Path) -> RunSummary:
 def lost_rounds(folder: RunFolder, run: RunSummary) -> str:
     """Return what is wrong if the metrics have fewer rounds than the checkpoints have saved.
 
-    A crash can lose the line of the last round only: the checkpoint of a round is written after the
+    A crash can lose only the last round's line: the checkpoint of a round is written after the
     lines of all rounds before it.
     """
     done = len(run.lines)
     try:
         files = folder.checkpoints()
     except CafedclError:
-        # Nobody may list them; all scores are there.
+        # They may not be listed, but all scores are available.
         return ""
     for file in files:
         # A file of a round that the run does not have comes from elsewhere.
@@ -306,7 +306,7 @@ def state_of(run: RunSummary) -> tuple[str, str]:
 
 
 def check_settings(settings: FlatSettings) -> None:
-    """Raise ValueError unless the options that every run has are there, with the right types."""
+    """Raise ValueError unless the options that every run has exist with the right types."""
     values = {"augment.name": "none", "split.ir": 1.0, **settings}
     for name in ("method.name", "augment.name", "data.name", "split.kind"):
         if type(values.get(name)) is not str:

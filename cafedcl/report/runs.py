@@ -21,13 +21,13 @@ from cafedcl.report.run_summary import (
 from cafedcl.report.setting import Setting
 
 FEW = 4
-"""More methods than these are counted and not named."""
+"""More methods than this are counted instead of named."""
 OF_SERVER_OPTIMIZERS = {
     f"server.{name}": {kind for kind, used in OPTIMIZERS.items() if name in used}
     for names in OPTIMIZERS.values()
     for name in names
 }
-"""The server's optimizers that use an option; with another one, its value changes nothing."""
+"""The server's optimizers that use an option; with others, its value changes nothing."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class TableRow:
     method: str
     runs: tuple[RunSummary, ...]
     partial: bool
-    """Whether no run of it is finished; unfinished runs are shown then, and marked."""
+    """Whether none of its runs is finished; then unfinished runs are shown and marked."""
     changed: dict[str, Any] = field(default_factory=dict)
     """The options in which it differs from the main variant of its method."""
     varied: tuple[str, ...] = ()
@@ -85,13 +85,13 @@ class TableRow:
 
     @property
     def caveats(self) -> str:
-        """What tempers the scores: rounds or replies that are missing; empty if nothing does."""
+        """What weakens the scores: missing rounds or replies; empty if nothing does."""
         unfinished = "not finished, scores so far" if self.partial else ""
         return "; ".join(filter(None, [unfinished, self.losses]))
 
     @property
     def spent(self) -> str:
-        """What the runs have spent of privacy; empty if nothing."""
+        """The privacy that the runs have spent; empty if none."""
         return ", ".join(sorted({run.spent for run in self.runs} - {""}))
 
     @property
@@ -127,7 +127,7 @@ class SettingGroup:
 
     @cached_property
     def imbalance(self) -> float:
-        """How many times as many test images the largest class has as the smallest one."""
+        """The ratio of the largest to the smallest class in test images."""
         found = [each for row in self.rows for each in row.classes("server") or row.classes("own")]
         stored = [run.stored.get("imbalance", 1.0) for row in self.rows for run in row.runs]
         return max([*(each.imbalance for each in found), *stored], default=1.0)
@@ -138,7 +138,7 @@ class SettingGroup:
         return "balanced" if self.imbalance >= SKEWED else "accuracy"
 
     def differing(self) -> list[str]:
-        """Say in which seeds and common options the main rows differ, and who has which.
+        """Return in which seeds and common options the main rows differ, and which rows have which.
 
         Such differences make a comparison of methods unfair. Options of the methods themselves, and
         options that were changed on purpose, do not.
@@ -219,11 +219,11 @@ def summarise(found: Sequence[RunSummary]) -> Summary:
 
 
 def tell_data_apart(runs: Sequence[RunSummary]) -> list[RunSummary]:
-    """Return the runs; those whose data only look the same say in what they differ from others.
+    """Return the runs, noting how data sets that only seem to be the same differ from others.
 
     Titles show the last part of a path, which several folders may share. And a folder may have
-    changed between two runs: scores on other classes have no mean. A run whose classes are not
-    known stays with the first one of its setting.
+    changed between two runs: scores on different classes cannot be averaged. A run whose classes
+    are not known stays with the first one of its setting.
     """
     folders: dict[str, set[str]] = {}
     examples: dict[Setting, dict[tuple[str, ...], RunSummary]] = {}
@@ -247,7 +247,7 @@ def tell_data_apart(runs: Sequence[RunSummary]) -> list[RunSummary]:
 
 
 def set_repeats_aside(runs: Sequence[RunSummary]) -> list[RunSummary]:
-    """Mark runs that repeat the experiment and seed of another; the one with most rounds stays."""
+    """Mark runs that repeat another's experiment and seed; the one with most rounds is kept."""
     best: dict[Any, RunSummary] = {}
     for run in runs:
         if usable(run):
@@ -289,8 +289,8 @@ def with_swept_values(rows: Sequence[TableRow]) -> list[TableRow]:
     """Return the rows of a method; in a sweep, all of them are named by their values.
 
     A sweep is rows with equally many seeds that differ in the same options, or are all combinations
-    of the options' values. Elsewhere the main variant has the method's plain name, and every other
-    row says what differs from it.
+    of the options' values. Otherwise the main variant has the method's plain name, and every other
+    row is named by what differs from it.
     """
     differences = {tuple(row.changed) for row in rows if row.changed}
     if not differences or len({len(row.runs) for row in rows}) != 1:
@@ -324,8 +324,8 @@ def table_row(method: str, members: Sequence[RunSummary], main: RunSummary) -> T
 def main_variant(variants: dict[Any, list[RunSummary]]) -> list[RunSummary]:
     """Return the main variant of a method, to which the others are compared.
 
-    It has no attack, defence or privacy if there is such a variant, and most seeds. Of several such
-    variants, it is the most similar to all others, then the first by path.
+    It has no attack, defence or privacy if there is such a variant, and the most seeds. If several
+    tie, it is the one most similar to all others, then the first by path.
     """
 
     def distance(one: Any) -> int:
@@ -348,7 +348,7 @@ ORDER = (
 
 
 def base_method(name: str) -> str:
-    """Return a method without its preset, also one of one's own, MODULE:NAME:PRESET."""
+    """Return a method without its preset, even a user's own method, MODULE:NAME:PRESET."""
     base, *rest = name.split(":")
     return base if base in method_names() else ":".join([base, *rest[:1]])
 

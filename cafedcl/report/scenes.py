@@ -1,6 +1,6 @@
 """Panels with a slider over rounds: confidence, prototypes and the bias loop of one run.
 
-Rounds count from 1 here, because people read them; evaluation tables count from 0.
+Rounds count from 1 here, as in all output for people; evaluation tables count from 0.
 """
 
 import math
@@ -129,7 +129,7 @@ def project(points: Array, known: Array) -> tuple[Array, list[float]]:
     centre = flat.mean(0)
     _, scale, axes = np.linalg.svd(flat - centre, full_matrices=False)
     plane = axes[:2]
-    # The sign of a principal component is arbitrary; this choice gives the same picture every time.
+    # The sign of a principal component is arbitrary; this choice always gives the same picture.
     largest = plane[np.arange(len(plane)), np.abs(plane).argmax(1)]
     plane = plane * np.where(largest < 0, -1, 1)[:, None]
     out = np.full((*points.shape[:2], 2), np.nan)

@@ -1,7 +1,7 @@
 """A small web server for one page. It needs only the standard library.
 
 Any web page that is open in a browser can make the browser send requests to this server. The server
-therefore answers only to its own names: a page from elsewhere whose name was pointed to this
+therefore answers only to its own names: a page from elsewhere whose name was redirected to this
 machine (DNS rebinding) is refused, and cannot read the report.
 """
 
@@ -26,7 +26,7 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-"""Headers of every answer: the page may talk to this server only, and no other page may show it."""
+"""Headers of every answer: the page may contact only this server, and no page may embed it."""
 USUAL_PORT = 80
 IDLE = 30
 """Seconds after which a connection that sends nothing is closed."""
@@ -70,8 +70,8 @@ class PageHandler(BaseHTTPRequestHandler):
         named = self.headers.get_all("Host", [])
         if len(named) != 1:
             return False
-        # The address that the client has connected to, if the server listens on all of them. A
-        # socket for both versions of IP writes one of version 4 with this prefix.
+        # The address that the client has connected to, if the server listens on all addresses. A
+        # socket for both versions of IP writes IPv4 addresses with this prefix.
         reached = str(self.connection.getsockname()[0]).removeprefix("::ffff:")
         return named[0].strip().lower() in self.server.names(reached)
 
@@ -92,7 +92,7 @@ class PageHandler(BaseHTTPRequestHandler):
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002
         """Refuse a request in one line of plain text."""
-        # The base class says so if there is no method for the verb.
+        # The base class sends this code if there is no method for the verb.
         if code == HTTPStatus.NOT_IMPLEMENTED:
             code = HTTPStatus.METHOD_NOT_ALLOWED
             message = "only GET and HEAD are answered"

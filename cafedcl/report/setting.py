@@ -19,7 +19,7 @@ RARELY_CHANGED = {
     "split.tail": SplitOptions.tail,
     "split.validation": SplitOptions.validation,
 }
-"""Options of the setting that its title names only if they are not the defaults, which are here."""
+"""Options that a setting's title names only if they differ from the defaults given here."""
 
 
 @dataclass(frozen=True, order=True)
@@ -33,7 +33,7 @@ class Setting:
     ir: float
     clients: int
     others: str = ""
-    """What else is not as usual, such as ``data.images=500``."""
+    """Other options that are not at their defaults, such as ``data.images=500``."""
 
     @classmethod
     def of(cls, settings: FlatSettings, other_data: str = "") -> "Setting":

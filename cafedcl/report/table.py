@@ -24,7 +24,7 @@ FULL_MEASURES = (
     "calibrated_ece",
     "probable_accuracy",
 )
-"""Scores of the last round, for those who ask for them."""
+"""Further scores of the last round, shown on request."""
 LOWER_IS_BETTER = ("std", "ece", "calibrated_ece")
 TITLES = {
     "accuracy": "Acc. ↑",
@@ -54,8 +54,8 @@ PROTOCOLS = {
 class Cell:
     """One cell of the table: the scores of all seeds in %, and the rank.
 
-    The rank is 1 for the best method, 2 for the second best and so on, and 0 for one that is not
-    ranked.
+    The rank is 1 for the best method, 2 for the second best and so on, and 0 for methods that are
+    not ranked.
     """
 
     values: tuple[float, ...]
@@ -91,7 +91,7 @@ class PairedComparison:
     difference: float
     """Mean difference, in percentage points."""
     of: str = ""
-    """Of which score, in words; empty for accuracy."""
+    """The compared score in words; empty for accuracy."""
     t: float | None = None
     wilcoxon: float | None = None
     missing: str = ""
@@ -128,7 +128,7 @@ class Column:
 
     @property
     def skew(self) -> str:
-        """What a reader has to know if the test labels are skewed; empty otherwise."""
+        """A note for the reader if the test labels are skewed; empty otherwise."""
         if self.ranked_by == "accuracy":
             return ""
         return f"{skew_words(self.group.imbalance)}, so methods are ranked by balanced accuracy"
@@ -168,7 +168,7 @@ class ScoreTable:
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong with the files of the runs that are shown."""
+        """Problems in the files of the shown runs."""
         runs = [run for c in self.columns for row in c.group.rows for run in row.runs]
         return [problem for run in runs for problem in run.class_problems]
 
@@ -238,7 +238,7 @@ class ScoreTable:
 
 
 def trust_lines(rows: Sequence[TableRow]) -> list[str]:
-    """Return attack, defence and privacy in words, of rows whose labels do not name them."""
+    """Return attack, defence and privacy in words, for rows whose labels do not name them."""
     known = {row.label: row.runs[0].trust for row in rows}
     shared = set(known.values())
     if len(shared) == 1:
@@ -318,14 +318,14 @@ def mean_classes(seeds: Sequence[ClassScores], protocol: str) -> RowClasses | No
 def contenders(group: SettingGroup) -> list[TableRow]:
     """Return the rows that are ranked: those that are finished, or all if none is.
 
-    One client with all data is what federated methods are measured by, and no rival of theirs.
+    One client with all data is a reference for federated methods, not a competitor.
     """
     rivals = [row for row in group.rows if row.base != POOLED] or list(group.rows)
     return [row for row in rivals if not row.partial] or rivals
 
 
 def ranks(values: Sequence[float | None], *, higher: bool) -> list[int]:
-    """Return 1 for the best, 2 for the second best and so on; 0 for what has no value or no rival.
+    """Return 1 for the best, 2 for the second best and so on; 0 without a value or a competitor.
 
     Values that are printed alike, with two decimals, have the same rank.
     """
@@ -338,9 +338,9 @@ def ranks(values: Sequence[float | None], *, higher: bool) -> list[int]:
 
 
 def compare_best(group: SettingGroup, protocol: str, which: str) -> PairedComparison | None:
-    """Test the best row against the best row of another method, by what methods are ranked by.
+    """Test the best row against the best row of another method, by the ranking score.
 
-    If there is only one method, the second variant of it takes that place.
+    If there is only one method, its second-best variant is used instead.
     """
     by = group.ranked_by
     of = "" if by == "accuracy" else f" of {RANKINGS[by]}"

@@ -51,7 +51,7 @@ WAITING = """<!doctype html>
 class Reports:
     """The page of some runs, which is rebuilt when their metrics have changed.
 
-    Changes are looked for at most once in ``every`` seconds, however many browsers are open.
+    It checks for changes at most once in ``every`` seconds, however many browsers are open.
     """
 
     def __init__(self, runs: Sequence[Path], every: float) -> None:
@@ -113,7 +113,7 @@ class Reports:
     def with_script(self, html: str, version: str) -> str:
         """Return the page with a script that reloads it when there is a new version.
 
-        Its policy is relaxed to allow requests to this server, and to no other.
+        Its policy is relaxed to allow requests only to this server.
         """
         pause = round(1000 * self.every)
         allowed = html.replace(POLICY, f"{POLICY}connect-src 'self'; ", 1)

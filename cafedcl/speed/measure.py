@@ -33,7 +33,7 @@ TEST_IMAGES = 10_000
 
 @dataclass(frozen=True)
 class Workload:
-    """A standard workload: a model, a number of clients, and random images for each of them."""
+    """A standard workload: a model, a number of clients, and random images for each client."""
 
     model: str
     shape: tuple[int, int, int]
@@ -300,6 +300,6 @@ def matrix_ceiling(device: torch.device, precision: str) -> float:
 
 
 def tiny_setup(settings: dict[str, dict[str, Any]]) -> Setup:
-    """Return a tiny setup, which tells the device and the precision that settings lead to."""
+    """Return a tiny setup, which has the device and the precision that the settings give."""
     workload = replace(WORKLOADS["digits"], clients=2, images=20)
     return prepare(make_config(workload, "fedavg", 1, settings), random_images(workload, 10))

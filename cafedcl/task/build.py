@@ -53,12 +53,12 @@ OWNED = {
     "the clients with data.client",
     "source": "no sources that images come from",
 }
-"""The splits in which images have the clients that the data say, and what others lack."""
+"""The splits whose clients come from the data, and what data without them lack."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a config stands for on this machine."""
+    """What a config resolves to on this machine."""
 
     config: Config
     task: Task
@@ -96,7 +96,7 @@ def load_data(config: Config) -> Dataset:
 
 
 def settle(config: Config, data: Dataset, device: torch.device) -> Config:
-    """Return the config with every `auto` and every path replaced by what it stands for here."""
+    """Return the config with every `auto` and every path resolved for this machine."""
     model = config.model
     engine = config.engine
     source = config.data
@@ -185,7 +185,7 @@ def settle_split(config: Config, data: Dataset) -> tuple[Config, Shards]:
         shards = replace(shards, names=data.owner_names)
     if config.federation.clients not in (0, len(shards)):
         whose = "the file has {}" if kind == "file" else f"the data have {{}} {kind} clients"
-        # A run that is resumed asks for as many clients as it had.
+        # A resumed run asks for the number of clients that it had.
         fewer = len(shards) < config.federation.clients
         raise CafedclError(
             f"federation.clients = {config.federation.clients}: {whose.format(len(shards))}; "
@@ -203,7 +203,7 @@ def build(
     """Build the method, its network, and the server's state besides the model.
 
     Without ``initial``, the encoder's weights do not matter: others will be loaded. If images are
-    ``encoded`` already, the network begins behind the encoder.
+    already ``encoded``, the network begins behind the encoder.
     """
     encoder: nn.Module = GivenFeatures()
     notes: list[str] = []
@@ -223,8 +223,8 @@ def build(
 
 
 def prepare(config: Config, data: Dataset | None = None) -> Setup:
-    """Build everything a config stands for. ``data`` is given where it is already at hand, as in a
-    worker process.
+    """Build everything that a config describes. ``data`` is given where it is already loaded, as in
+    a worker process.
     """
     chosen = config.model.name == "auto"
     if data is None:
@@ -232,13 +232,13 @@ def prepare(config: Config, data: Dataset | None = None) -> Setup:
     device = choose_device(config.engine.device)
     config, shards = settle_split(settle(config, data, device), data)
     data, claimed = with_flipped_labels(config, data, shards)
-    # Scores are weighted with the classes that clients really hold, also those of liars.
+    # Scores are weighted by the classes that clients really hold, even those of lying clients.
     setup = replace(assemble(config, data, claimed, device), counts=shards.counts)
     setup.task.network.chosen = chosen
     if not setup.task.enrolment.counts.any():
         raise CafedclError(
-            f"release.fewest = {config.release.fewest}: no client has so many images of any class, "
-            "so no reply would count; use a smaller number"
+            f"release.fewest = {config.release.fewest}: no client has that many images of a "
+            "class, so no reply would count; use a smaller number"
         )
     return setup
 
@@ -250,8 +250,9 @@ def assemble(
     device: torch.device,
     census: Census | None = None,
 ) -> Setup:
-    """Put a settled config and its data together; ``census`` is told to a site that does not know
-    all clients.
+    """Combine a settled config with its data.
+
+    ``census`` is given at a site, which does not know all clients.
     """
     if data.classes < 2:
         raise CafedclError(
@@ -323,9 +324,9 @@ def private_steps(config: Config) -> PrivateSteps | None:
 
 
 def told_of_all(config: Config, counts: Tensor, effective: Tensor) -> Census:
-    """Return what clients are told of all clients, from their counts and effective counts.
+    """Return what clients learn about all clients, from their counts and effective counts.
 
-    With privacy they are told nothing of one another: that would have no noise.
+    With client privacy they learn nothing about each other, because it would have no noise.
     """
     census = Census(effective.amax(0), effective.sum(0), counts.sum(0))
     if config.privacy.protects_clients:

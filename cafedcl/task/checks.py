@@ -1,4 +1,4 @@
-"""What a config must not ask for, as far as its data, its method and its network tell."""
+"""Checks of a config against its data, its method and its network."""
 
 import re
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from cafedcl.task.task import Task
 
 
 def check_schedule(config: Config) -> dict[int, set[int]]:
-    """Return the drop-out schedule by round, or say which entry is wrong."""
+    """Return the drop-out schedule by round; raise CafedclError for a wrong entry."""
     schedule: dict[int, set[int]] = {}
     for entry in config.federation.drop:
         head, _, tail = entry.partition(":")
@@ -42,7 +42,7 @@ def check_schedule(config: Config) -> dict[int, set[int]]:
 
 
 def check_rates(config: Config, method: Method) -> None:
-    """Refuse steps of different sizes where the method counts on those of plain SGD."""
+    """Refuse steps of different sizes where the method relies on those of plain SGD."""
     if config.train.optimizer != "sgd" and method.needs_one_rate:
         raise CafedclError(
             f"train.optimizer = {config.train.optimizer}: the method {method.name} needs the steps "
@@ -83,30 +83,30 @@ def check_scores(task: Task) -> None:
 
 
 def check_personal(method: Method) -> None:
-    """Refuse a description of the weights that stay with their clients that nobody can read."""
+    """Refuse a method whose description of its personal weights is not a regular expression."""
     try:
         re.compile(method.personal)
     except (re.error, TypeError) as error:
         raise CafedclError(
-            f"method {method.name}: personal = '{method.personal}' is no regular expression: "
+            f"method {method.name}: personal = '{method.personal}' is not a regular expression: "
             f"{error}"
         ) from None
 
 
 def personal_remarks(task: Task) -> Iterator[str]:
-    """Yield that no weight stays with its client, though the method describes some."""
+    """Yield a remark if the method describes personal weights but the model has none."""
     pattern = task.method.personal
     if pattern and not task.personal:
         names = ", ".join(name for name in task.initial if not name.startswith(ENCODER))
         yield (
-            f"method {task.method.name}: personal = '{pattern}' is the name of no weight of this "
+            f"method {task.method.name}: personal = '{pattern}' matches no weight of this "
             f"model, so all are averaged; the names begin with {ENCODER}, or are "
             f"{names or 'these alone'}"
         )
 
 
 def check_crop(config: Config, shape: Shape) -> None:
-    """Refuse a crop whose padding is as large as the image: it could show padding only."""
+    """Refuse a crop whose padding is as large as the image: it could consist of padding only."""
     crop = config.train.crop
     smallest = min(shape[1:])
     if crop >= smallest:

@@ -12,11 +12,11 @@ from cafedcl.task.cost import operations
 from cafedcl.task.task import Task
 
 LONG = 10.0
-"""Seconds of scoring that are announced."""
+"""Scoring that takes this many seconds is announced."""
 MANY_IMAGES = 100_000
-"""Fewer images are scored at once."""
+"""Scoring fewer images takes no time worth announcing."""
 LONG_RUN = 1800.0
-"""Seconds of training from which a faster model is named."""
+"""Seconds of training from which a faster model is suggested."""
 CORE_OPERATIONS = 5e10
 """Floating-point operations a second that a core reaches in training, roughly."""
 SMALL = ("cnn4", "cnn8", "mlp")
@@ -45,7 +45,7 @@ def first_line(config: Config, task: Task, engine: str) -> str:
     clients = config.federation.clients
     who = f"{clients:,} client{'s' * (clients != 1)}"
     if config.split.kind not in (*OWNED, "file") and not config.at_sites:
-        # Whoever gives images without clients should see that these are made up.
+        # A user whose images have no clients should see that these are made up.
         who += f" ({config.split.kind})"
     return (
         f"{config.label} on {config.data.name}: {config.model.name}, {size}; {engine} engine on "
@@ -55,15 +55,15 @@ def first_line(config: Config, task: Task, engine: str) -> str:
 
 
 def cost_line(config: Config, task: Task) -> str:
-    """Return what an image and a step cost, and why this model was taken if nobody named one."""
+    """Return the cost of an image and a step, and why this model was chosen if none was named."""
     shape = task.clients.data.shape
     forward = operations(task.frozen_encoder or task.network.encoder, shape)
     batch = task.schedule.batch_size(task.schedule.typical)
     how = config.model.name
     if task.frozen_encoder is not None:
         return (
-            f"{how}: {magnitude(forward)}FLOP per image; it is frozen, so every image passes it "
-            "only once"
+            f"{how}: {magnitude(forward)}FLOP per image; it is frozen, so every image passes "
+            "through it only once"
         )
     if task.network.chosen:
         how += f", chosen for images of {shape[1]}×{shape[2]}"
@@ -74,7 +74,7 @@ def cost_line(config: Config, task: Task) -> str:
 
 
 def _advice(config: Config, task: Task, forward: float) -> str:
-    """Return a faster model, if nobody has chosen one and this one takes hours without a GPU."""
+    """Return advice for a faster model if none was chosen and this one takes hours on a CPU."""
     if task.device.type != "cpu" or not task.network.chosen or config.model.name in SMALL:
         return ""
     visits = config.federation.rounds * config.federation.participants(len(task.clients.shards))
@@ -94,7 +94,7 @@ def scoring_line(config: Config, task: Task) -> str:
     images = len(task.clients.test_labels(0))
     if task.clients.shards.test:
         images = everything // len(task.clients.shards)
-    # Too few images to take long; an image is timed only where it may matter.
+    # Too few images to take long; time an image only where it may matter.
     if not task.scores_own or task.clients.remote or images * clients < MANY_IMAGES:
         return ""
     processes = 1

@@ -1,7 +1,7 @@
 """A frozen encoder runs once over all images; clients then train on its features.
 
-That gives the same model as running it in every step, up to rounding, and takes a small part of the
-time: an image passes the encoder once, and not in every epoch of every round.
+That gives the same model as running it in every step, up to rounding, in a fraction of the time: an
+image passes through the encoder once, not in every epoch of every round.
 """
 
 import copy
@@ -25,7 +25,7 @@ from cafedcl.models.pretrained import PretrainedEncoder
 from cafedcl.task.task import Task, arithmetic
 
 CHECKED = 8
-"""Of so many images, cached features are compared with what the encoder gives."""
+"""For this many images, cached features are compared with the encoder's output."""
 CLOSE = 1e-4
 """Features that differ by no more than this, relatively, are the same up to rounding."""
 
@@ -33,8 +33,8 @@ CLOSE = 1e-4
 def runs_once(task: Task) -> bool:
     """Return whether the encoder always gives the same features of an image.
 
-    It does if nothing in it is trained, and images are always the same. The method must use nothing
-    but its features.
+    It does if nothing in it is trained and images are always the same. The method must use only
+    its features.
     """
     if task.clients.data.is_encoded or task.method.uses_levels:
         return False
@@ -44,7 +44,7 @@ def runs_once(task: Task) -> bool:
     encoder = task.network.encoder
     if any(weight.requires_grad for weight in encoder.parameters()):
         return False
-    # Without weights, there is nothing that would be worth the memory of its features.
+    # An encoder without weights is not worth the memory for its features.
     return bool(encoder.state_dict()) and is_deterministic(encoder, task)
 
 
@@ -97,7 +97,7 @@ def behind_encoder(task: Task, folder: Path) -> Task:
 
 
 def cache_name(task: Task) -> str:
-    """Return a name for the features, which says what their last bits depend on."""
+    """Return a name for the features with a digest of all that their last bits depend on."""
     data = task.clients.data
     encoder = task.network.encoder
     about = {
@@ -113,7 +113,7 @@ def cache_name(task: Task) -> str:
 
 
 def code_of(encoder: nn.Module) -> dict[str, str]:
-    """Return the source code of the classes that an encoder is made of, but for PyTorch's own."""
+    """Return the source code of an encoder's classes, except for PyTorch's own."""
     found: dict[str, str] = {}
     for module in encoder.modules():
         kind = type(module)
@@ -125,9 +125,9 @@ def code_of(encoder: nn.Module) -> dict[str, str]:
 
 @torch.no_grad()
 def are_features_of(stored: Tensor, images: Tensor, task: Task) -> bool:
-    """Return whether stored features can be those of images, by some of them.
+    """Return whether stored features can belong to the images, by checking some of them.
 
-    The name of the file does not say all that decides what the encoder's code does.
+    The name of the file does not cover everything that the encoder's code depends on.
     """
     if len(stored) != len(images) or not len(images):
         return len(stored) == len(images)
@@ -145,7 +145,7 @@ def encoded(data: Dataset, encoder: nn.Module, size: int) -> Dataset:
     """
     parts = {"train_x": data.train_x, "test_x": data.test_x}
     batches = [x for images in parts.values() for x in images.split(size) if len(x)]
-    # One image gives the number of features, also where there are no images.
+    # A blank image gives the number of features, even where there are no images.
     one: Tensor = encoder(torch.zeros(1, *data.shape, device=data.train_x.device))
     title = "computing the features of all images"
     found = list(tracked(features(batches, data, encoder), title, len(batches), "batches"))

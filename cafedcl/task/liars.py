@@ -1,4 +1,4 @@
-"""Clients that lie, for experiments: who they are, and those who train on wrong labels."""
+"""Lying clients, for experiments: who they are, and the wrong labels that they train on."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""How long clients train, in batches of which size, at which learning rate."""
+"""How long clients train, with which batch size and learning rate."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from cafedcl.config.train_options import TrainOptions
 
 @dataclass(frozen=True)
 class LocalSchedule:
-    """How long clients train, in batches of which size, at which learning rate."""
+    """How long clients train, with which batch size and learning rate."""
 
     options: TrainOptions
     typical: int
@@ -36,7 +36,7 @@ class LocalSchedule:
         if round < options.warmup:
             return options.lr * (round + 1) / (options.warmup + 1)
         if options.schedule == "cosine":
-            # The share of the rounds after the warm-up that is over.
+            # The share of the rounds after the warm-up that has passed.
             passed = (round - options.warmup) / max(1, self.rounds - options.warmup)
             return options.lr * (1 + math.cos(math.pi * passed)) / 2
         decays = round + epoch if options.lr_decay_in_round else round
@@ -53,7 +53,7 @@ class LocalSchedule:
         return sum(self.learning_rate(round, epoch) * way for epoch, way in enumerate(ways))
 
 
-# Every visit of every method asks for it, and clients are of few sizes.
+# Every visit of every method asks for it, and clients have few different sizes.
 @lru_cache(maxsize=1024)
 def _ways(epochs: int, steps: int, momentum: float) -> tuple[float, ...]:
     """Return how far a gradient of 1 in every step goes in each epoch at a learning rate of 1."""

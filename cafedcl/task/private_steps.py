@@ -13,7 +13,7 @@ from cafedcl.core.rng import stream
 from cafedcl.functional.private_sums import system_normal
 
 Draw = Callable[[int], npt.NDArray[np.float64]]
-"""Returns so many random numbers."""
+"""Returns the given number of random numbers."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class PrivateSteps:
     """The longest gradient of one image."""
     seed: int
     from_system: bool
-    """Whether random numbers come from the operating system, and not from the seed."""
+    """Whether random numbers come from the operating system instead of the seed."""
 
     def draws(self, client: int, round: int) -> "StepDraws":
         """Return the random numbers of a client's visit."""
@@ -49,7 +49,7 @@ class StepDraws:
         return torch.from_numpy(np.flatnonzero(self.uniform(images) < rate))
 
     def noise(self, like: Tensor) -> Tensor:
-        """Return standard normal numbers, as many as a vector has."""
+        """Return standard normal numbers in the shape of a vector."""
         return torch.from_numpy(self.normal(len(like))).to(like)
 
 

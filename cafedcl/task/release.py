@@ -1,7 +1,7 @@
-"""What clients tell: class counts, rows per class, notes and test results, as far as allowed.
+"""What clients report: class counts, rows per class, notes and test results, as far as allowed.
 
 The limits are applied where the client's data are. What a client sends is made from the counts that
-it tells, so nothing else that it sends, such as a confidence, gives the exact ones away.
+it reports, so nothing else that it sends, such as a confidence, reveals the exact ones.
 """
 
 import math
@@ -22,14 +22,14 @@ DECIMALS = 2
 
 @dataclass(frozen=True)
 class Release:
-    """Limits what a client tells. The options must be settled."""
+    """Limits what a client reports. The options must be settled."""
 
     options: ReleaseOptions
 
     def counts(self, counts: Tensor) -> Tensor:
-        """Return class counts as they are told; 0 for classes with too few images.
+        """Return class counts as they are reported; 0 for classes with too few images.
 
-        Counts that are told stay as they are: the server may apply the same limits again.
+        Reported counts stay as they are, so the server may apply the same limits again.
         """
         fewest = max(self.options.fewest, 1)
         grid = self.options.grid
@@ -42,31 +42,31 @@ class Release:
         return torch.where(counts >= fewest, told, torch.zeros_like(counts))
 
     def possible_counts(self, told: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the fewest and the most images per class that a client may have, by the counts
-        that it tells; infinity where they are withheld.
+        """Return the fewest and the most images per class that a client may have, given the counts
+        that it reports; infinity where they are withheld.
         """
         fewest = max(self.options.fewest, 1)
         grid = self.options.grid
         low = told.double()
         high = low.clone()
         if self.options.counts == "rounded":
-            # Counts that would be rounded to less than is ever told are among the smallest ones.
+            # Counts that would round to less than the smallest reported count are reported as it.
             smallest = math.ceil(fewest / grid) * grid
             low = torch.where(told <= smallest, fewest, (low - grid / 2).ceil().clamp_min(fewest))
             high = (high + grid / 2).floor()
         if self.options.counts == "withheld":
             low = torch.full_like(low, fewest)
             high = torch.full_like(high, torch.inf)
-        # A class with too few images is trained on, but not told.
+        # A class with too few images is trained on, but not reported.
         unreported = torch.full_like(low, fewest - 1)
         return torch.where(told > 0, low, 0.0), torch.where(told > 0, high, unreported)
 
     def moments(self, values: Tensor) -> Tensor:
-        """Return pixel statistics as they are told."""
+        """Return pixel statistics as they are reported."""
         return values if self.options.counts == "exact" else values.round(decimals=DECIMALS)
 
     def client(self, client: Client) -> Client:
-        """Return a client as its summary sees it: with the counts and classes that it tells."""
+        """Return a client as its summary sees it: with the counts and classes that it reports."""
         if self.options.is_plain:
             return client
         counts = self.counts(client.counts)
@@ -78,7 +78,7 @@ class Release:
         )
 
     def reply(self, reply: Reply, client: Client, fields: Mapping[str, Field]) -> Reply:
-        """Return a reply with what may be told; ``client`` is as its summary saw it."""
+        """Return a reply with what may be reported; ``client`` is as its summary saw it."""
         if self.options.is_plain:
             return reply
         up = self._unit_rows(self._reported_rows(reply.up, client, fields), fields)
@@ -87,10 +87,10 @@ class Release:
         return replace(reply, up=up, correct=self.tested(reply.correct))
 
     def tested(self, correct: Tensors) -> Tensors:
-        """Return test results as they are told: nothing of classes with too few test images, and
-        numbers of correct predictions out of the number of test images that is told.
+        """Return test results as they are reported: none for classes with too few test images, and
+        correct predictions out of the reported number of test images.
 
-        A recall stays what it is, up to rounding. Where counts are withheld it is in whole percent.
+        A recall stays the same, up to rounding. Where counts are withheld, it is in whole percent.
         """
         if not correct:
             return correct
@@ -131,4 +131,4 @@ class Release:
 
 
 PLAIN = Release(ReleaseOptions().settled(own_data=False))
-"""Clients tell all that their method asks for."""
+"""Clients report all that their method asks for."""

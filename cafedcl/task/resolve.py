@@ -71,8 +71,8 @@ def by_section(preset: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def with_recommended(given: Mapping[str, Any], recommended: Mapping[str, Any]) -> dict[str, Any]:
     """Return a section's options with those that a preset recommends; what is given wins.
 
-    If a choice such as the optimizer is given and is another one, nothing is recommended: the other
-    options belong to the choice.
+    If a different choice is given, such as another optimizer, nothing is recommended: the other
+    options belong to the recommended choice.
     """
     replaced = any(
         isinstance(value, str) and given.get(name, value) != value
@@ -82,9 +82,9 @@ def with_recommended(given: Mapping[str, Any], recommended: Mapping[str, Any]) -
 
 
 def replaced_of_preset(tables: Mapping[str, Any], method: str) -> dict[str, tuple[Any, Any]]:
-    """Return options that a method's preset has other values for than tables give: both values.
+    """Return options whose values in tables differ from a method's preset, with both values.
 
-    Those of the method itself are not among them: tables that name another method give none to it.
+    The method's own options are not included: tables that name another method do not set them.
     """
     flat = flattened(dict(tables))
     _, preset = find_method(method.partition("+")[0])
@@ -96,9 +96,9 @@ def replaced_of_preset(tables: Mapping[str, Any], method: str) -> dict[str, tupl
 
 
 def refuse_privacy_without_kind(given: Mapping[str, Any]) -> None:
-    """Raise an error if privacy has options but no kind: somebody believes that there is some.
+    """Raise an error if privacy has options but no kind: the user believes that it is on.
 
-    Options that differ from their defaults would be refused anyway; these may be equal to them.
+    Options that differ from their defaults are refused anyway; these may equal them.
     """
     if given and "kind" not in given:
         raise CafedclError(
@@ -134,7 +134,7 @@ def gather(
 
 
 def _problem(tables: Mapping[str, Any]) -> str:
-    """Return why tables are no config; empty if they are."""
+    """Return why tables are not a valid config; empty if they are."""
     try:
         resolve(tables)
     except CafedclError as error:
@@ -145,9 +145,9 @@ def _problem(tables: Mapping[str, Any]) -> str:
 def imported_names(tables: Mapping[str, Any]) -> list[str]:
     """Return the names in a config that would import code from outside this package.
 
-    Whatever is not known to be harmless counts. A colon is harmless in a preset
-    (``cafedcl:best``), in a data set of Hugging Face (``hf:NAME``) and in a pretrained model
-    (``timm:NAME``), which is weights for code of an installed package.
+    Every name that is not known to be harmless counts. A colon is harmless in a preset
+    (``cafedcl:best``), in a Hugging Face data set (``hf:NAME``) and in a pretrained model
+    (``timm:NAME``), which only has weights for code of an installed package.
     """
 
     def name_of(section: str, key: str = "name") -> str:

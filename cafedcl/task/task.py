@@ -33,11 +33,11 @@ from cafedcl.task.release import PLAIN, Release
 
 T = TypeVar("T")
 CLIENTS_KEPT = 10_000
-"""What this many clients know of themselves is kept, so that it is not made for every visit."""
+"""`Client` objects that are kept, so that they are not made for every visit."""
 
 
 class OnDemand(Generic[T]):
-    """Something of every client by its number, made when it is asked for.
+    """A value per client, by its number, made on demand.
 
     There may be a million clients, of which a thousand take part in a round.
     """
@@ -56,7 +56,7 @@ class ClientData:
     data: Dataset
     shards: Shards
     census: Census
-    """What clients are told of all clients."""
+    """What clients learn about all clients."""
     own_rows: Tensor | None = None
     """The test images that own models are scored on, if not all."""
     encoded: Dataset | None = None
@@ -69,11 +69,11 @@ class ClientData:
 
     @property
     def remote(self) -> bool:
-        """Whether the training images lie elsewhere, and only their numbers are known here."""
+        """Whether the training images are elsewhere, and only their numbers are known here."""
         return not len(self.data.train_y)
 
     def client(self, index: int) -> Client:
-        """Return what a client knows of itself and was told when it enrolled."""
+        """Return what a client knows about itself and received when it enrolled."""
         if index not in self._clients:
             if len(self._clients) >= CLIENTS_KEPT:
                 self._clients.clear()
@@ -103,8 +103,8 @@ class ClientData:
         """Return the test images as the network takes them, and their labels, for a client's own
         model or the server's (None).
 
-        It is the complete set or, for own models, a part of it. Under `pfllib` clients have test
-        images of their own, and the server's model is scored on those of all.
+        They are the complete set or, for own models, a part of it. Under `pfllib` clients have test
+        images of their own, and the server's model is scored on those of all clients.
         """
         if not self.shards.test:
             return self._part_of_test_set if client is not None else self._complete_test_set
@@ -142,7 +142,7 @@ class ClientData:
 
 @dataclass(frozen=True)
 class TailAugmentation:
-    """The synthetic images that clients train on besides their own."""
+    """The synthetic images that clients train on in addition to their own."""
 
     augmenter: Augmenter
     clients: ClientData
@@ -167,8 +167,8 @@ class TailAugmentation:
     def rows(self) -> "OnDemand[npt.NDArray[np.int64]]":
         """The images each client trains on, on the host.
 
-        They are rows of the training set, then of the client's synthetic images, which are counted
-        on from its end.
+        They are rows of the training set, then of the client's synthetic images, whose numbers
+        continue from its end.
         """
         end = len(self.clients.data.train_x)
         on_host = self.clients.shards.train.to("cpu")
@@ -248,7 +248,7 @@ class Task:
     private_steps: PrivateSteps | None = None
     """How clients make their steps private; None if they do not."""
     release: Release = PLAIN
-    """What clients tell the server."""
+    """What clients report to the server."""
     frozen_encoder: nn.Module | None = None
     """An encoder that runs only once; the network begins behind it."""
     tested: Tensor | None = None
@@ -256,16 +256,15 @@ class Task:
 
     @property
     def device(self) -> torch.device:
-        """Where the data lie and the clients train."""
+        """Where the data are and the clients train."""
         return self.clients.data.train_x.device
 
     @cached_property
     def server_device(self) -> torch.device:
-        """Where the server keeps its state, and what clients send, besides the model.
+        """Where the server keeps its state and what clients send, except for the model.
 
         Means of a few numbers are fastest on the host. The state is on the device if nothing is
-        sent per class, or if the server trains; but not on MPS, which has no float64 to take means
-        in.
+        sent per class, or if the server trains; but not on MPS, which has no float64 for means.
         """
         trains = self.method.server_trains and self.device.type != "mps"
         return torch.device("cpu") if self.per_class and not trains else self.device
@@ -298,9 +297,9 @@ class Task:
         )
 
     def told_signals(self, told: Client, signals: Tensors) -> Tensors:
-        """Return what tail augmentation reports, in agreement with the counts that are told.
+        """Return what tail augmentation reports, consistent with the reported counts.
 
-        How many synthetic images there are would otherwise tell how many real ones are missing.
+        The number of synthetic images would otherwise reveal how many real ones are missing.
         """
         if self.release.options.is_plain or "synthetic" not in signals:
             return signals
@@ -336,7 +335,7 @@ class Task:
     def frozen(self) -> frozenset[str]:
         """The names of the encoder's weights and statistics that training never changes.
 
-        They are never sent: nobody can change them, and everybody has the initial ones.
+        They are never sent: they never change, and every client has the initial ones.
         """
         return frozenset(ENCODER + name for name in frozen_names(self.network.encoder))
 
@@ -354,7 +353,7 @@ class Task:
     def prior(self, client: int) -> Tensor:
         """Return log π_k of a client's training labels; −∞ for a class that it does not hold.
 
-        It is 0 for the other classes if the method's own scores have it already.
+        It is 0 for the other classes if the method's own scores already include it.
         """
         counts = self.clients.client(client).counts
         if self.method.knows_prior:
@@ -373,7 +372,7 @@ class Task:
 
 @contextmanager
 def arithmetic(task: Task) -> Iterator[None]:
-    """Run a block with the run's number of threads and library of kernels, and without TF32.
+    """Run a block with the run's number of threads and kernel library, and without TF32.
 
     All three decide the last bits of a result.
     """

@@ -1,4 +1,4 @@
-"""Scores per class in a terminal: recalls, what they warn of, and the scores of the last round."""
+"""Scores per class in a terminal: recalls, warnings, and the scores of the last round."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ FULL_SCORES = {
     "calibrated_ece": "calibrated",
     "probable_accuracy": "accuracy of the most probable class",
 }
-"""Names in metrics.jsonl of scores that the last round has, in words."""
+"""Scores that only the last round has: their names in metrics.jsonl, and in words."""
 
 
 def class_lines(classes: ClassScores | None, part: str) -> list[Text]:
@@ -69,7 +69,7 @@ def full_scores(line: MetricsLine | None, part: str) -> list[Text]:
 def compared_classes(
     names: Sequence[str], classes: Sequence[ClassScores | None], part: str, width: int
 ) -> list[RenderableType]:
-    """Return the recall per class of several runs, and what it warns of."""
+    """Return the recall per class of several runs, with warnings."""
     found: list[tuple[str, RowClasses]] = []
     for name, each in zip(names, classes, strict=True):
         row = mean_classes([each] if each else [], part)

@@ -7,7 +7,7 @@ from rich.text import Text
 
 
 def disclosed_table(rows: Sequence[Sequence[str]]) -> Table:
-    """Return the rows of `deploy.disclosure.as_table` as a table, one section per occasion."""
+    """Return the rows of `deploy.disclosure.as_table` as a table with a section per occasion."""
     table = Table("what", "shape")
     table.add_column("bytes", justify="right")
     table.add_column("what it tells")

@@ -13,7 +13,7 @@ from cafedcl.terminal.progress import Pace
 
 def in_notebook() -> bool:
     """Return whether this process is the kernel of a notebook."""
-    # A kernel has loaded this package already; nothing else needs it.
+    # A kernel has already loaded this package; nothing else needs it.
     ipython: Any = sys.modules.get("IPython")
     if ipython is None or "ipykernel" not in sys.modules:
         return False
@@ -51,7 +51,7 @@ class NotebookProgress(Callback):
         self._show(federation)
 
     def _show(self, federation: Federation) -> None:
-        # A notebook has it; it is no dependency of the package.
+        # A notebook has it; it is not a dependency of the package.
         show: Any = import_module("IPython.display")
         total = federation.options.rounds
         left = self.pace.left(total - federation.round)

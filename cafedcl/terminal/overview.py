@@ -91,7 +91,7 @@ def headline(lines: Sequence[MetricsLine]) -> str:
 
 
 def best_round(lines: Sequence[MetricsLine], path: str) -> MetricsLine | None:
-    """Return the first of the rounds in which a score was highest, of those on most clients."""
+    """Return the first round with the highest score among those scored on the most clients."""
     scored = [line for line in lines if value_of(line, path) is not None]
     if path.startswith("server."):
         scored = on_most_clients(scored)
@@ -125,7 +125,7 @@ FIRST_LEFT_OUT = (
     "curve", "seconds", "own.client_std", "sent", "server.client_worst", "server.client_std",
     "own.client_balanced", "own.client_mean",
 )  # fmt: skip
-"""What a comparison leaves out where there is no room, the least important first."""
+"""Columns that a comparison leaves out if there is no room, the least important first."""
 WIDEST_METHOD = 36
 CURVE = 16
 """Characters of a curve."""
@@ -133,7 +133,7 @@ FROM_CLASSES = {
     "server.worst_class": ("server", "worst_class"),
     "own.client_balanced": ("own", "balanced"),
 }
-"""Scores that runs of earlier versions have in their tables only: their protocol and name there."""
+"""Scores that runs of earlier versions have only in tables, with their protocol and name there."""
 
 
 def comparison_table(
@@ -143,7 +143,7 @@ def comparison_table(
 ) -> RenderableType:
     """Return the last scored round of several runs as a table; the best of each column is bold.
 
-    ``classes`` are the runs' scores per class, if they are at hand.
+    ``classes`` are the runs' scores per class, if they are known.
     """
     shown = fitting_columns([name for name, _ in runs], width)
     columns = [each for each in COMPARISON_COLUMNS if each[1] in shown]
@@ -186,14 +186,14 @@ def comparison_table(
 
 
 def fitting_columns(names: Sequence[str], width: int) -> set[str]:
-    """Return the columns of a comparison that fit beside the names of the methods."""
+    """Return the columns of a comparison that fit next to the names of the methods."""
     titles = {path: title for title, path, _ in COMPARISON_COLUMNS} | COST_COLUMNS
     widths = {path: max(map(len, title.split("\n"))) for path, title in titles.items()}
     widths["curve"] = max(widths["curve"], CURVE)
     shown = set(titles)
     room = width - min(max(map(len, names), default=6), WIDEST_METHOD) - 2
     for path in FIRST_LEFT_OUT:
-        # Two characters stand between two columns.
+        # Columns are two characters apart.
         if sum(widths[each] + 2 for each in shown) <= room:
             break
         shown.remove(path)
@@ -242,9 +242,9 @@ def overview(
 
     ``trust`` are the attack and the defence in words, if there are any; ``clients`` are the names
     of the clients, if they have names; ``classes`` are the scores per class of the last scored
-    round, if they are at hand.
+    round, if they are known.
 
-    Rounds count from 1 here, as everywhere that people read them; metrics.jsonl counts from 0.
+    Rounds count from 1 here, as in all output for people; metrics.jsonl counts from 0.
     """
     path = headline(lines)
     parts: list[RenderableType] = [Text(trust, style="yellow")] if trust else []

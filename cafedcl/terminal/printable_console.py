@@ -1,4 +1,4 @@
-"""A console that lets no control character of a printed text through to the terminal."""
+"""A console that keeps control characters in printed texts from reaching the terminal."""
 
 from collections.abc import Iterable
 

@@ -35,9 +35,7 @@ class Pace:
         self.last = 0.0
 
     def round_done(self, record: Record) -> None:
-        """Count a round. Of the first one, only its work counts: sites may have been awaited
-        before.
-        """
+        """Count a round. For the first one only its work counts: it may have waited for sites."""
         now = time.perf_counter()
         self.spent += now - self.last if self.rounds else sum(record.seconds.values())
         self.rounds += 1
@@ -51,8 +49,8 @@ class Pace:
 
 
 def description(federation: Federation) -> list[str]:
-    """Return what is trained, where, on what, what a step costs, and how long scoring takes if it
-    takes long.
+    """Return what is trained, where and on what, the cost of a step, and the time for scoring if it
+    is long.
     """
     config = federation.config
     task = federation.task
@@ -117,7 +115,7 @@ class LiveProgress(Callback):
         if failure:
             who = federation.client_title(client)
             self.failures.append(f"round {federation.round + 1}: {who}: {failure.reason}")
-        # Thousands of small clients per second would otherwise spend their time on drawing.
+        # With thousands of small clients per second, drawing would take all the time.
         if time.perf_counter() - self.shown > 1 / REFRESH:
             self._show(federation)
 
@@ -146,7 +144,7 @@ class LiveProgress(Callback):
         self.live.update(Group(*parts))
 
     def _privacy(self) -> list[str]:
-        """Return a line about what the rounds so far have spent of privacy, if they have any."""
+        """Return a line about the privacy spent so far; nothing without privacy."""
         spent = self.lines[-1].get("privacy", {})
         text = shown_epsilon(spent)
         if not text:
@@ -198,13 +196,13 @@ class PlainProgress(Callback):
 
 
 class Warnings(Callback):
-    """Only what differs from what was asked for, on standard error."""
+    """Only notices of what differs from the request, on standard error."""
 
     told = False
-    """Whether the first lost reply has been told of."""
+    """Whether the first lost replies have been reported."""
 
     def round_done(self, federation: Federation, record: Record) -> None:
-        """Tell of the first replies that were lost."""
+        """Report the first replies that were lost."""
         if not record.failed or self.told:
             return
         self.told = True

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cafedcl.terminal.split_statistics import Statistics
 
 WIDEST_NAME = 24
-"""Letters of a client's name in a map."""
+"""The most letters of a client's name in a map."""
 SHADES = ("#1b1b2f", "#2b2d6e", "#3a4fa8", "#3f7fc1", "#46a9c4", "#6cc9a4", "#b5dd6b", "#f2e85c")
 
 
@@ -33,7 +33,7 @@ def split_map(
     """
     table = Table(box=None, padding=(0, 0), pad_edge=False, show_header=True, header_style="dim")
     table.add_column("client ", style="dim")
-    # Four letters and a space: full columns would run into one word.
+    # Four letters and a space, or full columns would run together.
     heads = [printable(name)[:4] for name in names[:40]]
     legend = ""
     if len(set(heads)) < len(heads):
@@ -57,10 +57,10 @@ def split_map(
 
 
 def count_cell(count: int, peak: int) -> Text:
-    """Return a number of images on a background that is lighter the larger the number is."""
+    """Return a number of images on a background that gets lighter as the number grows."""
     if not count:
         return Text("     ", style=f"#ffffff on {SHADES[0]}")
-    # The square root keeps small numbers apart; one large client would push them into one shade.
+    # The square root keeps small numbers distinct; one large client would make them all dark.
     level = int((len(SHADES) - 1.001) * (count / peak) ** 0.5)
     shade = SHADES[1 + min(len(SHADES) - 2, level)]
     ink = "#000000" if count > peak / 3 else "#ffffff"

@@ -12,7 +12,7 @@ from cafedcl.core.fonts import save_figure
 from cafedcl.core.printable import printable
 
 PAIRS = 1000
-"""Clients, at most, whose pairs the label divergence is averaged over: the first ones."""
+"""The label divergence is averaged over the pairs of at most this many clients, the first ones."""
 
 
 @dataclass(frozen=True)
@@ -118,5 +118,5 @@ def _draw_splits(splits: Sequence[DrawnSplit], path: Path) -> None:
     except OSError as error:
         raise CafedclError(f"{path}: the figure cannot be written: {error.strerror}") from None
     except ValueError as error:
-        # Matplotlib does not know the ending of the name.
+        # Matplotlib does not know the file's suffix.
         raise CafedclError(f"{path}: the figure cannot be written: {error}") from None

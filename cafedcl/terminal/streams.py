@@ -1,8 +1,8 @@
-"""Standard output and standard error that never stop what a command does.
+"""Standard output and standard error that never stop a command.
 
-Characters that they cannot encode are replaced, closed ones lead nowhere, and one that cannot be
-written, as on a full disk, is given up. Only a reader who has gone away, such as `head`, ends the
-command.
+Characters that they cannot encode are replaced, closed streams discard their output, and a stream
+that cannot be written, as on a full disk, is abandoned. Only a reader that has closed the pipe,
+such as `head`, ends the command.
 """
 
 import io
@@ -20,11 +20,11 @@ STDIN, STDOUT, STDERR = range(3)
 
 
 class NoReaderError(BrokenPipeError):
-    """Nobody reads standard output any more. It is raised once; what follows leads nowhere."""
+    """Standard output has no reader any more. It is raised once; later output is discarded."""
 
 
 class OutputFile(io.FileIO):
-    """The file of an output stream, which leads nowhere after the first failed write."""
+    """The file of an output stream, which discards its output after the first failed write."""
 
     problem = ""
     """Why it cannot be written."""
@@ -33,7 +33,7 @@ class OutputFile(io.FileIO):
         super().__init__(descriptor, "wb", closefd=False)
 
     def write(self, data: "ReadableBuffer", /) -> int:
-        """Write the data, or give the stream up."""
+        """Write the data, or abandon the stream."""
         try:
             return super().write(data)
         except OSError as error:
@@ -43,7 +43,7 @@ class OutputFile(io.FileIO):
                 raise NoReaderError(error.errno, self.problem) from None
         if self.fileno() == STDOUT:
             line = f"error: standard output cannot be written: {self.problem}; it is given up"
-            # Not by way of `sys.stderr`: a live view leads that to this very stream.
+            # Not through `sys.stderr`: a live view redirects that to this very stream.
             with suppress(OSError):
                 os.write(STDERR, f"{line}\n".encode())
         return super().write(data)
@@ -51,9 +51,9 @@ class OutputFile(io.FileIO):
 
 @contextmanager
 def lasting_streams() -> Iterator[None]:
-    """Let standard output and standard error last while a block runs that ends in `sys.exit`.
+    """Keep standard output and standard error usable in a block that ends in `sys.exit`.
 
-    Its exit status is 1 instead of 0 if something that it printed is lost.
+    Its exit status is 1 instead of 0 if some of its output is lost.
     """
     for descriptor in (STDIN, STDOUT, STDERR):
         _open_if_closed(descriptor)
@@ -66,7 +66,7 @@ def lasting_streams() -> Iterator[None]:
         try:
             yield
         finally:
-            # Python's own flush, after all this, could no longer tell of an error.
+            # Python's own flush, which comes later, could no longer report an error.
             printed.flush()
     except NoReaderError:
         sys.exit(1)
@@ -80,7 +80,7 @@ def lasting_streams() -> Iterator[None]:
 
 
 def _lasting(stream: TextIO | None, descriptor: int) -> TextIO:
-    """Return a lasting stream for a descriptor; one that leads elsewhere, as in a test, stays."""
+    """Return a lasting stream for a descriptor; a redirected stream, as in a test, is kept."""
     if stream is None:
         return io.TextIOWrapper(io.BufferedWriter(OutputFile(descriptor)), encoding="utf-8")
     if not isinstance(stream, io.TextIOWrapper) or not _leads_to(stream, descriptor):
@@ -108,7 +108,7 @@ def _was_given_up(stream: TextIO) -> bool:
 
 
 def lead_nowhere(descriptor: int) -> None:
-    """Let a descriptor, open or closed, swallow what is written to it."""
+    """Make a descriptor, open or closed, discard what is written to it."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     if nowhere == descriptor:
         os.set_inheritable(descriptor, True)
@@ -118,7 +118,7 @@ def lead_nowhere(descriptor: int) -> None:
 
 
 def _open_if_closed(descriptor: int) -> None:
-    """Keep the number of a closed stream from the next file that is opened."""
+    """Reserve the number of a closed stream, so that the next opened file does not get it."""
     try:
         os.fstat(descriptor)
     except OSError:

@@ -10,7 +10,7 @@ from cafedcl.core.printable import printable
 from cafedcl.core.steps import WORTH_SHOWING, Step, current
 
 LOOK = 0.25
-"""Seconds between two looks at what is being done."""
+"""Seconds between two checks of the current step."""
 REPEAT = 10.0
 """Seconds between two lines about the same step where lines cannot be replaced."""
 ERASE_LINE = "\r\x1b[K"
@@ -24,7 +24,7 @@ class StepWatch:
         self.replaces = out.isatty()
         """Whether a line can be replaced by the next one."""
         self.silent = 0
-        """How many of those who show progress themselves are at work."""
+        """How many blocks that show no steps are running."""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._step: Step | None = None
@@ -88,7 +88,7 @@ def showing_steps() -> Iterator[None]:
 
 @contextmanager
 def silent_steps() -> Iterator[None]:
-    """Show no steps while a block runs: it shows its progress itself, or nobody wants to see it."""
+    """Show no steps while a block runs: it shows its own progress, or progress is unwanted."""
     for watch in _watches:
         watch.silent += 1
     try:

@@ -5,8 +5,8 @@
     def test_my_method():
         check_method(MyMethod)
 
-Each check runs the method for a moment on the embedded digits, and raises `ConformanceError` with
-one line that says what is wrong. A method that passes runs in every engine, resumes bit for bit,
+Each check runs the method briefly on the embedded digits, and raises `ConformanceError` with one
+line that says what is wrong. A method that passes runs in every engine, resumes bit for bit,
 and can be deployed. The same checks are this package's own tests of its methods.
 """
 

@@ -1,4 +1,4 @@
-"""A method under test: small federations of it, and what its losses and replies are."""
+"""A method under test: small federations of it, its losses and its replies."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -51,18 +51,18 @@ BY_INDEX = (
     torch.ops.aten.index_put_,
     torch.ops.aten._index_put_impl_,
 )
-"""Operations on rows that are given by numbers or by a mask."""
+"""Operations on rows that are selected by numbers or by a mask."""
 
 
 class ConformanceError(AssertionError):
-    """What a method does not do as it must."""
+    """A requirement that a method does not meet."""
 
 
 @dataclass(frozen=True)
 class Case:
     """A method with its settings, and small federations of it.
 
-    Checks share the federations that are kept here: they look at them and leave them as they are.
+    Checks share the federations that are kept here, and must not change them.
     """
 
     method: str
@@ -87,7 +87,7 @@ class Case:
         return of_setup(prepare(self.config(**others), self.digits))
 
     def untold(self) -> Federation:
-        """Return a small federation whose clients are told nothing of each other."""
+        """Return a small federation whose clients learn nothing about each other."""
         setup = prepare(self.config(), self.digits)
         nothing = Census(*map(torch.zeros_like, setup.task.clients.census))
         return of_setup(replace(setup, task=setup.task.with_clients(census=nothing)))
@@ -141,7 +141,7 @@ def of_setup(setup: Setup) -> Federation:
 
 
 def result_of(federation: Federation) -> Tensors:
-    """Run a federation to its end, and return all that it has become."""
+    """Run a federation to its end, and return its whole final state."""
     federation.run()
     tensors, _ = federation.snapshot()
     return tensors
@@ -181,14 +181,14 @@ def doubled(tensors: Mapping[str, Tensor]) -> Tensors:
 
 
 def refuse_to_embed(_part: Part, _weights: Weights) -> tuple[Tensor, Tensor]:
-    """Refuse to embed: a loss sees its batch only."""
+    """Refuse to embed: a loss sees only its batch."""
     raise ConformanceError("its loss embeds the client's data; it must use its batch only")
 
 
 def loss_and_gradient(federation: Federation, batch: Batch, seed: int = 0) -> Tensors:
     """Return the terms of client 0's loss, the gradient and the scratch tensors, in float64.
 
-    ``seed`` is for random numbers that a loss draws although it should not. Exact arithmetic shows
+    ``seed`` is for random numbers that a loss draws although it should not. Double precision shows
     what rounding errors would hide.
     """
     task = federation.task
@@ -246,9 +246,9 @@ class _FixedShapes(TorchDispatchMode):
         selects = packet in BY_INDEX and any(
             index is not None and index.dtype in (torch.bool, torch.uint8) for index in arguments[1]
         )
-        # A single number is written where a mask says without looking for the places.
+        # A single number is written through a mask without computing the positions.
         fills = packet is not torch.ops.aten.index and selects and arguments[2].numel() == 1
-        # Reading a value is not looked for here: on a CPU, one_hot reads its labels to check them.
+        # Reads of values are not refused here: on a CPU, one_hot reads its labels to check them.
         if (selects and not fills) or packet in SHAPED_BY_VALUES:
             self.refuse()
         return operation(*arguments, **(named or {}))

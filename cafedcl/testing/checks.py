@@ -1,4 +1,4 @@
-"""The checks, one function each: what a method must do so that engines, resume and wire work."""
+"""The checks, one function each: what a method must do for engines, resuming and messages."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -41,7 +41,7 @@ ENGINE_TOLERANCE = 1e-4
 
 
 def check_description(case: Case) -> None:
-    """A method has a name of its own, and options that the config can read."""
+    """A method has its own name, and options that the config can read."""
     try:
         method, _ = find_method(case.method)
     except CafedclError as error:
@@ -96,7 +96,7 @@ def check_seed(case: Case) -> None:
 
 
 def check_reply(case: Case) -> None:
-    """Replies are what ``fields`` and enrolment say; one with NaN is rejected."""
+    """Replies match ``fields`` and the enrolment; a reply with NaN is rejected."""
     federation = case.begun
     reply = case.replies[0]
     validator = make_validator(federation.config, federation.task)
@@ -117,7 +117,7 @@ def check_reply(case: Case) -> None:
 
 
 def check_census(case: Case) -> None:
-    """Clients do not use what they are told of others, if the method says so."""
+    """Clients do not use what they learn about others, if the method says so."""
     if case.begun.method.uses_census:
         return
     untold = case.untold()
@@ -131,7 +131,7 @@ def check_census(case: Case) -> None:
 
 
 def check_rounds_ahead(case: Case) -> None:
-    """A round does not depend on how many are to follow, if the method says so."""
+    """A round does not depend on the number of later rounds, if the method says so."""
     federation = case.finished
     if federation.method.depends_on_rounds or federation.config.train.depends_on_rounds:
         return
@@ -261,7 +261,7 @@ def check_resume(case: Case) -> None:
 
 
 def check_wire(case: Case) -> None:
-    """A reply survives the way between two processes bit for bit."""
+    """A reply survives the transfer between two processes bit for bit."""
     reply = case.replies[0]
     received = to_result(Message(*unpack(pack(*result_message(reply)))))
     assert isinstance(received, Reply)
@@ -328,5 +328,5 @@ def check_method(
         except CafedclError as error:
             raise ConformanceError(str(error)) from None
         except Exception as error:
-            # What a method returns is used far from it, so the error may not name it.
+            # A method's results are used far from it, so the error may not name it.
             raise case.fail(f"the check '{title}' ends with {in_words(error)}") from error

@@ -1,4 +1,4 @@
-"""The checks of a loss: what it must keep to so that every engine can compute it."""
+"""The checks of a loss: the rules with which every engine can compute it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -39,7 +39,7 @@ def check_padding(case: Case) -> None:
 
 
 def check_no_chance(case: Case) -> None:
-    """A loss draws no random numbers: no engine could give the same ones as another."""
+    """A loss draws no random numbers: two engines could not draw the same ones."""
     federation = case.after_one_round
     batch = batch_of(federation, 12)
     name = first_difference(
@@ -84,7 +84,7 @@ def check_no_value_is_read(case: Case) -> None:
 def check_per_image(case: Case) -> None:
     """The loss is a mean over single images and nothing but weights is sent, if the method says so.
 
-    Privacy of images limits what each image adds to a step, which is all that an image may change.
+    Privacy of images limits what each image adds to a step, so an image must affect nothing else.
     """
     if not case.begun.method.per_image:
         return

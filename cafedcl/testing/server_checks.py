@@ -14,11 +14,11 @@ from cafedcl.testing.case import Case, aggregated, first_difference
 TOLERANCE = 1e-4
 """The largest relative difference between a step and one from means, in float32."""
 CLASSES = 4
-"""Classes per client where several clients shall hold a class."""
+"""Classes per client where several clients must share a class."""
 
 
 def check_order(case: Case) -> None:
-    """The order in which replies arrive changes the new state by rounding errors only."""
+    """The order in which replies arrive changes the new state only by rounding errors."""
     federation = case.begun
     ups = [reply.up for reply in case.replies]
 
@@ -45,7 +45,7 @@ def check_order(case: Case) -> None:
 
 
 def check_weights(case: Case) -> None:
-    """A reply has the same weight whatever others come with it, if the method says so."""
+    """A reply has the same weight whatever other replies there are, if the method says so."""
     federation = case.begun
     method = federation.method
     if not method.separable:
@@ -66,7 +66,7 @@ def check_averages(case: Case) -> None:
     means = method.averages
     if means is None or not method.separable:
         return
-    # A mean of one reply is its sum as well, so every class is with several clients here.
+    # The mean of one reply is also its sum, so several clients have every class here.
     federation = case.federation(**{"split.classes": CLASSES})
     state = federation.state
     ups = [reply.up for reply in case.replies_of(federation)]

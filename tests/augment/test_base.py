@@ -67,6 +67,12 @@ def test_the_rule_can_be_set(options: dict[str, Any], expected: list[int]) -> No
     )
 
 
+def test_the_median_of_an_even_number_of_classes_is_in_the_middle() -> None:
+    counts = torch.tensor([[10, 100, 0, 0], [10, 20, 100, 1000]])
+    expected = [[45, 0, 0, 0], [50, 40, 0, 0]]
+    assert missing_images(counts, TailOptions(tail="median")).tolist() == expected
+
+
 @given(
     st.lists(st.integers(0, 500), min_size=1, max_size=12),
     st.sampled_from(["mean", "median", "max"]),

@@ -197,7 +197,7 @@ def test_a_link_that_leads_nowhere_is_called_so(
     (tmp_path / "link").symlink_to(target)
     code, out, err = call(*words, "link")
     assert (code, out) == (2, "")
-    assert err.startswith("error: link: cannot be written: it is a link that leads nowhere; remove")
+    assert err.startswith("error: link: cannot be written: it is a broken link; remove")
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_a_sweep_names_its_best_point(tmp_path: Path) -> None:
         ({"grid": {"train.lr": 0.1}}, "^grid: train.lr: a list of values is expected, not 0.1$"),
         ({"grid": {"train.lr": []}}, "^train.lr: there are no values to try$"),
         ({"grid": {"lr": [0.1]}}, "^grid: 'lr': did you mean 'train.lr'"),
-        ({"grid": "train.lr=0.1"}, "^grid = 'train.lr=0.1': expected is"),
+        ({"grid": "train.lr=0.1"}, "^grid = 'train.lr=0.1': expected {"),
         ({**GRID, "seeds": [0, 1]}, r"^seeds = \[0, 1\]: a whole number"),
         ({**GRID, "seeds": 0}, "^seeds 0: it must be at least 1$"),
         ({**GRID, "score": "acc"}, "^score acc: there is no such score"),

@@ -602,10 +602,10 @@ def test_options_of_ones_own_that_a_config_can_hold_are_taken(options):
         (made(mu=(int, option(0.5, "x"))), "'mu': its default = 0.5: a whole number is expected"),
         (made(mu=(float, option(0.5, "x", low=1.0))), "default = 0.5: it must be at least 1"),
         (made(mode=(str, option("c", "x", choices=("a", "b")))), 'its default = "c": '),
-        (made(f=(object, option(None, "x"))), "its type is none that a config can hold"),
-        (made(mus=(list, option(None, "x"))), "its type is none that a config can hold"),
+        (made(f=(object, option(None, "x"))), "a config cannot hold its type"),
+        (made(mus=(list, option(None, "x"))), "a config cannot hold its type"),
         (made(mus=(list, dataclasses.field(default_factory=list))), "'mus' is not declared with"),
-        (made(both=(tuple[int, str], option((1, "a"), "x"))), "none that a config can hold"),
+        (made(both=(tuple[int, str], option((1, "a"), "x"))), "a config cannot hold its type"),
         (made(mu=("Unknown", option(1, "x"))), "a type of its Options cannot be read: name"),
     ],
 )

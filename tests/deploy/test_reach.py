@@ -93,5 +93,5 @@ def test_hosts_that_are_asked_straight(environment):
 )
 def test_what_is_no_address_of_a_proxy_is_refused_without_its_password(environment, address):
     environment.setenv("HTTPS_PROXY", address.replace("http://", "http://ward:pass@"))
-    with pytest.raises(CafedclError, match=r"^HTTPS_PROXY: it is no address of a web proxy"):
+    with pytest.raises(CafedclError, match=r"^HTTPS_PROXY: an address of a web proxy is expected"):
         unreachable("fl.example.org", 8000)

@@ -194,7 +194,7 @@ def test_a_site_that_was_killed_waits_until_it_is_let_in_again(site):
     running = site([STAY], [REFUSED, REFUSED, lost, STAY])
     with pytest.raises(EnoughError):
         running.watch(say, 0.01)
-    assert "does not accept this site," in heard[0]
+    assert "does not accept this site:" in heard[0]
     assert "no route" in heard[1]
     assert running.refused_since is None
     running.stop()

@@ -167,7 +167,7 @@ def test_a_file_that_is_no_card_is_kept(run: Run, tmp_path: Path, content: str) 
         (
             "sites",
             {"counts": "withheld", "fewest": 1},
-            "without validation images; sites withheld the numbers, so these are no counts",
+            "without validation images; sites withheld the numbers, so these are not counts",
         ),
         ("sites", {"counts": "exact", "fewest": 1}, "without validation images"),
     ],

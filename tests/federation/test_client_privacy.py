@@ -279,14 +279,14 @@ def test_a_round_that_is_done_again_with_other_noise_counts_again(tmp_path, rand
 @pytest.mark.parametrize(
     ("method", "options", "message"),
     [
-        ("scaffold", {}, "the server step of scaffold is not made of"),
+        ("scaffold", {}, "the server step of scaffold does not consist of"),
         ("qffl", {}, "the server step of qffl"),
         ("local", {}, "the server step of local"),
         ("fedyoyo", {}, "clients of fedyoyo use the counts of all clients"),
         ("cafedcl", {"method__data_scale": "max"}, "method.data_scale = 'saturating'"),
         ("cafedcl", {"method__encoder_weight": "alpha"}, "the server step of cafedcl"),
         ("fedavg", {"defence__kind": "clip"}, "defence.kind = clip: it compares clients"),
-        ("fedavg", {"federation__min_replies": 2}, "a round that is skipped tells who"),
+        ("fedavg", {"federation__min_replies": 2}, "a skipped round reveals who"),
         ("fedproto", {"privacy__quantile": 0.5}, "fedproto averages no model"),
         ("fedavg", {"privacy__budget": 0.1}, "the first round alone has ε = "),
     ],

@@ -175,4 +175,4 @@ def test_scores_that_are_no_numbers_are_told(tiny, monkeypatch) -> None:
     monkeypatch.setattr(FedAvg, "scores", without_the_first)
     federation, _ = two_rounds(tiny, "fedavg")
     (notice,) = [notice for notice in federation.notices if "NaN" in notice]
-    assert "among their scores, so they are taken for the class '0'; look at" in notice
+    assert "among their scores, so they are assigned to the class '0'; look at" in notice

@@ -149,9 +149,9 @@ def test_a_loss_that_would_outweigh_everybody_is_refused() -> None:
     ("entry", "factor", "reason"),
     [
         ("gram", 1.5, "'gram' has the trace"),
-        ("gram", -0.5, "'gram' and 'targets' are no sums over images"),
-        ("gram", 0.0, "'gram' and 'targets' are no sums over images"),
-        ("targets", 50.0, "'gram' and 'targets' are no sums over images"),
+        ("gram", -0.5, "'gram' and 'targets' cannot be sums over images"),
+        ("gram", 0.0, "'gram' and 'targets' cannot be sums over images"),
+        ("targets", 50.0, "'gram' and 'targets' cannot be sums over images"),
     ],
 )
 def test_nobody_counts_for_more_images_than_it_has(

@@ -80,6 +80,16 @@ def test_a_resumed_run_keeps_every_bit_and_every_epsilon(tiny):
     assert [r.privacy for r in whole.history[1:]] == [r.privacy for r in resumed.history]
 
 
+def test_a_batch_larger_than_the_data_makes_the_steps_no_smaller(tiny):
+    """Every image takes part then, and the sum is divided by their number."""
+    found = []
+    for size in (1_000, 60_000):
+        federation = private(tiny, train__batch_size=size)
+        federation.step()
+        found.append(federation.state)
+    assert first_difference(*found) is None
+
+
 def test_noise_makes_the_difference(tiny):
     quiet = private(tiny, privacy__noise=0.1, privacy__clip=1e-3)
     loud = private(tiny, privacy__noise=500.0, privacy__clip=1e-3)
@@ -117,7 +127,7 @@ def test_the_run_ends_before_the_round_that_would_exceed_the_budget(tiny):
         ("cafedcl", {}, "the loss of cafedcl is not a mean over single images"),
         ("fedlc", {}, "the loss of fedlc"),
         ("scaffold", {}, "the loss of scaffold"),
-        ("fedavg", {"augment__name": "mixup"}, "augment.name = mixup: synthetic images tell"),
+        ("fedavg", {"augment__name": "mixup"}, "augment.name = mixup: synthetic images reveal"),
         ("fedavg", {"privacy__quantile": 0.5}, "the privacy 'records' does not use it"),
     ],
 )

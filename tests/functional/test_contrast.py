@@ -476,6 +476,19 @@ def test_masked_classes_get_no_share_of_smoothed_labels():
     assert float(masked) == pytest.approx(float(without), rel=1e-9)
 
 
+def test_smoothed_labels_spread_their_share_over_the_given_classes_only():
+    draws = np.random.default_rng(0)
+    logits = draws.normal(size=(5, 4))
+    y = np.array([0, 2, 2, 0, 3])
+    among = np.array([True, False, True, True])
+    log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    target = 0.7 * np.eye(4)[y] + 0.3 * among / 3
+    expected = -(target * log_p).sum(1).mean()
+    given_ = (torch.from_numpy(logits), torch.from_numpy(y), torch.ones(5).double())
+    found = contrast.cross_entropy(*given_, 0.3, torch.from_numpy(among))
+    assert float(found) == pytest.approx(expected, rel=1e-9)
+
+
 def test_without_smoothing_the_smoothed_loss_is_the_plain_one():
     draws = torch.Generator().manual_seed(0)
     logits = torch.randn(5, 3, generator=draws, dtype=torch.float64)

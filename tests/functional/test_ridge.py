@@ -145,7 +145,7 @@ def lies() -> dict[str, tuple[str, torch.Tensor, torch.Tensor]]:
     flat = total / DIM**0.5 * torch.eye(DIM).double()
     corner = torch.zeros(DIM, DIM).double()
     corner[0, 1] = 1e-3 * total
-    impossible = "'gram' and 'targets' are no sums over images"
+    impossible = "'gram' and 'targets' cannot be sums over images"
     return {
         "more images": ("'gram' has the trace", 2 * gram, targets),
         "as long, in all directions": ("'gram' has the trace", flat, targets),

@@ -296,7 +296,7 @@ def test_a_run_says_that_every_image_passes_once() -> None:
     whole = prepare(resolve(frozen(model__freeze="")))
     line = cost_line(setup.config, setup.task)
     assert line.startswith(cost_line(whole.config, whole.task).split(",")[0])
-    assert line.endswith("it is frozen, so every image passes it only once")
+    assert line.endswith("it is frozen, so every image passes through it only once")
     parameters = first_line(whole.config, whole.task, "x").split(", ")[1].split(" parameters")[0]
     line = first_line(setup.config, setup.task, "x")
     assert f", {parameters} parameters (650 trained)" in line

@@ -67,7 +67,7 @@ def test_a_round_in_which_no_client_reports_a_class_is_skipped(tiny, method, mon
 
 
 def test_a_number_of_images_that_no_class_has_is_refused():
-    with pytest.raises(CafedclError, match=r"release.fewest = 9999: no client has so many images"):
+    with pytest.raises(CafedclError, match=r"release.fewest = 9999: no client has that many"):
         prepare(tiny_config("fedavg", {"release.fewest": 9999}))
 
 
@@ -197,7 +197,7 @@ def test_other_engines_leave_such_a_run_to_the_reference():
     notices = []
     engine = choose_engine(prepare(config), notices.append)
     assert engine.name == "reference"
-    assert any("[release] limits what they tell" in notice for notice in notices)
+    assert any("[release] limits what they report" in notice for notice in notices)
 
 
 def test_without_limits_nothing_changes(tiny):

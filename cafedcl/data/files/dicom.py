@@ -60,7 +60,7 @@ def read_dicom(file: BinaryIO) -> GreyValues | Image.Image:
 
 
 def _own_window(content: Any) -> tuple[float, ...]:
-    """Return the lowest and the highest value that the file says to show; of several, the first."""
+    """Return the lowest and the highest value of the file's window; of several, the first."""
     centre = _first(content.get("WindowCenter"))
     width = _first(content.get("WindowWidth"))
     if centre is None or width is None or width < 1 or not math.isfinite(centre + width):

@@ -54,7 +54,7 @@ def fetch(remote: Remote, folder: Path) -> Path:
         resumed = part.exists()
         _transfer(remote, part)
         if resumed and _md5(part) != remote.md5:
-            # The part that was resumed may be of an older version of the file: start again once.
+            # The resumed part may be from an older version of the file: start again once.
             part.unlink()
             _transfer(remote, part)
         found = _md5(part)

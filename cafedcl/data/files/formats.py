@@ -60,7 +60,7 @@ def parse_idx(data: bytes, where: str) -> Bytes:
     if len(data) < start:
         raise CafedclError(f"{where}: the IDX header is cut off; {AGAIN}")
     shape = struct.unpack(f">{data[3]}I", data[4:start])
-    # Python's whole numbers, since a damaged header can ask for more than 64 bits hold.
+    # Python's integers, since a damaged header can ask for more than 64 bits hold.
     size = int(np.prod(shape, dtype=object)) if shape else 0
     if len(data) - start != size:
         raise CafedclError(
@@ -144,7 +144,7 @@ def read_npz(path: Path) -> dict[str, Array]:
     if isinstance(archive, np.ndarray):
         raise CafedclError(f"{path}: it holds one array, not the named arrays of an .npz file")
     for name, array in arrays.items():
-        # numpy returns the bytes of a member that is no array, such as a pickle.
+        # numpy returns the bytes of a member that is not an array, such as a pickle.
         if not isinstance(array, np.ndarray):
             raise CafedclError(
                 f"{path}: its member '{name}' is not a plain array; write it with np.savez"
@@ -186,6 +186,6 @@ def _about_objects(error: BaseException) -> str:
 
 def _first_line(error: BaseException) -> str:
     if "allow_pickle" in str(error) and "Object arrays" not in str(error):
-        # What numpy does not know it takes for pickled objects, and advises to load them.
+        # numpy takes unknown content for pickled objects, and advises loading them.
         return "it is no array"
     return (str(error).splitlines() or [type(error).__name__])[0]

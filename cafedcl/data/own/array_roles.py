@@ -96,8 +96,8 @@ def find_array_roles(
         kind = "source"
     word, train_groups = first("group", options.group)
     test_groups = values(word, "test") if word and has_test else None
-    # The clients of test images, and what is known of validation images, are not used, but
-    # understood.
+    # The clients of test images, and what is known about validation images, are recognised but not
+    # used.
     for each in (*TABLE_WORDS["client"], *TABLE_WORDS["source"]):
         used.update(form.format(word=each, side="test") for form in SIDE_FORMS)
     for each in (*TABLE_WORDS["client"], *TABLE_WORDS["source"], *TABLE_WORDS["group"]):

@@ -61,7 +61,7 @@ def read_npz_set(path: Path, options: DataOptions) -> tuple[Dataset, Remarks]:
 
 
 def _refuse_halves(path: Path, arrays: dict[str, Array]) -> None:
-    """Refuse images without labels and labels without images, which would not be used."""
+    """Refuse images without labels and labels without images, which would be ignored."""
     pairs = [
         (images.format(side), labels.format(side))
         for images, labels in NPZ_NAMES
@@ -140,7 +140,7 @@ def _to_dataset(
                 f"{path}: {len(train_x) + len(test_x)} images of {options.size}×{options.size} "
                 "pixels do not fit into memory; set a smaller data.size"
             ) from None
-    # Channels last, which is never taken for another layout, however small the images are.
+    # Channels last, which is never mistaken for another layout, however small the images are.
     data = checked_dataset(
         path,
         (train_x.transpose(0, 2, 3, 1), train_y),

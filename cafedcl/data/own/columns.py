@@ -77,7 +77,7 @@ def find_columns(
         present = [name for name in present if name not in chosen.values()]
         if present:
             found[role] = present[0]
-    # Clients are what a person names first; the source is one more way to see them.
+    # A column of clients takes precedence over one of sources, which could also be clients.
     if "client" in found:
         found.pop("source", None)
     for role in ("path", "label"):
@@ -110,7 +110,7 @@ def _expected(role: str, names: Sequence[str], words: RoleWords) -> str:
 
 def advice(role: str, name: object) -> str:
     """Return what to do if a column has this role; its name can be copied into a shell."""
-    # Only names of options that a shell reads; others are said as they are.
+    # Quote only names that are pasted into a shell; others are shown as they are.
     word = shlex.quote(str(name)) if role in ("client", "group") else str(name)
     return ADVICE[role].format(word)
 

@@ -8,8 +8,8 @@ from pathlib import PurePath
 NUMBERED = re.compile(r"(?P<whose>.*\d.*)[ _.-]+[a-z]*\d{1,3}", re.IGNORECASE)
 """A name that has a number and ends in another, short one."""
 FEW_IMAGES = (1.5, 30.0)
-"""How many images a patient has on average: with fewer, names prove nothing; with more, the
-beginning of the names is something else, such as a class.
+"""Plausible average numbers of images per patient: with fewer, names prove nothing; with more, the
+names begin with something else, such as a class.
 """
 FEWEST_PATIENTS = 5
 

@@ -17,14 +17,14 @@ def read_folder(root: Path) -> tuple[Collection, list[Path]]:
     """Return a folder's images with their classes and clients, and the image files."""
     tops = _subfolders(root)
     sides = {name: SIDES[name.lower()] for name in tops if name.lower() in SIDES}
-    # A folder "train" with images directly in it is a class that happens to be called so.
+    # A folder "train" with images directly in it is a class that happens to have this name.
     split = bool(sides) and not any(map(_has_images, (root / name for name in sides)))
     if split and "train" not in sides.values():
         if len(sides) == len(tops):
             raise CafedclError(
                 f"{root}: it has {' and '.join(sides)} but no training images; {LAYOUT}"
             )
-        # A client or a class that happens to be called so.
+        # A client or a class that happens to have this name.
         split = False
     if not split:
         collection, files = _collect(root, {root: "train"})
@@ -118,9 +118,7 @@ def _others_remark(root: Path, others: Sequence[Path]) -> list[str]:
     files = f"{len(others)} files are" if len(others) > 1 else "a file is"
     listed = ", ".join(str(path.relative_to(root)) for path in others[:LISTED])
     more = ", …" if len(others) > LISTED else ""
-    return [
-        f"{root}: {files} left out, whose ending is of no image format that is read: {listed}{more}"
-    ]
+    return [f"{root}: {files} left out (no supported image format): {listed}{more}"]
 
 
 def _sides_remark(root: Path, tops: Sequence[str], collection: Collection) -> list[str]:

@@ -92,7 +92,7 @@ def decode_collection(collection: Collection, options: DataOptions) -> tuple[Dat
     clients = sort_names(
         {item.client for item in items if item.side == "train"} | set(collection.clients) - {""}
     )
-    # Looked at before the images are decoded, which may take minutes.
+    # Checked before the images are decoded, which may take minutes.
     refuse_similar(where, "class", classes)
     refuse_similar(where, "client", clients)
     natural = clients != [""]
@@ -203,7 +203,7 @@ def _grey_remarks(where: str, decoded: DecodedImages, options: DataOptions) -> R
     """Return remarks on how grey values of more than 8 bits became bytes."""
     remarks = Remarks()
     if options.limits and not decoded.deep:
-        # No error: sites of one run share its options, and only some may have such images.
+        # Not an error: sites of one run share its options, and only some may have such images.
         remarks.append(
             f"{where}: data.window = {options.window} changes nothing: no image has more than 8 "
             "bits"

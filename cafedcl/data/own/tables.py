@@ -1,4 +1,4 @@
-"""Tables of images: CSV or Parquet with a row per image; `columns` says what columns mean."""
+"""Tables of images: CSV or Parquet with a row per image; `columns` finds their meaning."""
 
 import csv
 import os
@@ -68,7 +68,7 @@ def read_table(path: Path, options: DataOptions) -> tuple[Collection, list[Path]
 
 
 def _refuse_images(path: Path, frame: pd.DataFrame) -> None:
-    """Refuse a column that holds images and not their paths, which would be printed whole."""
+    """Refuse a column that holds images instead of paths, which would be printed in full."""
     for name, column in frame.items():
         if column.map(lambda value: isinstance(value, bytes | dict)).any():
             raise CafedclError(
@@ -106,7 +106,7 @@ def _read_frame(path: Path) -> pd.DataFrame:
         ) from None
     except Exception as error:  # pyarrow has its own errors
         raise CafedclError(f"{path}: {_why_unreadable(error)}") from None
-    # pandas takes values without a name for the names of rows, and so moves all the others.
+    # pandas treats values without a column name as row names, and so shifts all the others.
     if path.suffix.lower() == ".csv" and not isinstance(frame.index, pd.RangeIndex):
         raise CafedclError(
             f"{path}: its rows have more values than its first line names columns; name every "
@@ -116,7 +116,7 @@ def _read_frame(path: Path) -> pd.DataFrame:
 
 
 def _refuse_namesakes(path: Path, columns: Iterable[str]) -> None:
-    """Refuse a CSV file with two columns of a name that is used: pandas renames the second."""
+    """Refuse a CSV file with two columns of the same used name: pandas renames the second."""
     if path.suffix.lower() != ".csv":
         return
     with path.open(encoding="utf-8-sig", newline="") as file:
@@ -127,7 +127,7 @@ def _refuse_namesakes(path: Path, columns: Iterable[str]) -> None:
 
 
 def _why_unreadable(error: Exception) -> str:
-    """Return what is wrong with a table, in words; pandas names its own steps."""
+    """Return what is wrong with a table, in words, since pandas describes its own internals."""
     uneven = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(error))
     if uneven:
         expected, line, found = uneven.groups()
@@ -139,8 +139,8 @@ def _why_unreadable(error: Exception) -> str:
 
 
 def _separator(path: Path) -> str:
-    """Return what separates the columns of a CSV file: where the comma is the decimal sign, Excel
-    writes semicolons.
+    """Return the separator of a CSV file: where the comma is the decimal sign, Excel writes
+    semicolons.
     """
     with path.open(encoding="utf-8-sig") as file:
         head = file.readline()
@@ -180,13 +180,13 @@ def _refuse_repeated(
 
 
 def _places(path: Path, rows: Sequence[int]) -> str:
-    """Return where rows are: the lines of a text file, or else the numbers of the rows."""
+    """Return where rows are: their lines in a text file, or else their numbers."""
     word = "row"
     numbers = [row + 1 for row in rows]
     if path.suffix.lower() == ".csv":
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, delimiter=_separator(path))
-            # Blank lines are no rows, and a quoted text may have several lines.
+            # Blank lines are not rows, and a quoted text may have several lines.
             ends = [reader.line_num for cells in reader if cells]
         word = "line"
         numbers = [ends[row + 1] for row in rows]

@@ -21,7 +21,7 @@ TEST_SHARE = 0.2
 def load_digits() -> Dataset:
     """Return the digits with a fixed fifth of every class held out for testing.
 
-    These are copies: whoever changes images in place must not change those of the next run.
+    These are copies, so that images changed in place do not affect the next run.
     """
     data = _prepared()
     tensors: dict[str, Any] = {
@@ -32,7 +32,7 @@ def load_digits() -> Dataset:
 
 @cache
 def _prepared() -> Dataset:
-    """Prepare the digits once: that takes a fifth of a short run."""
+    """Return the prepared digits. Cached: preparing them takes a fifth of a short run."""
     table = _read_table()
     # scikit-learn's pixels are 0 to 16.
     pixels = np.round(table[:, :-1] * (255 / 16)).astype(np.uint8)

@@ -92,7 +92,7 @@ def _lesions(table: Path, rows: Sequence[dict[str, str]], labels: Ints) -> Ints:
 def _sources(rows: Sequence[dict[str, str]], lesion: Ints) -> tuple[Ints | None, list[str]]:
     """Return the place that every image comes from, and the places; none in an old table.
 
-    A few lesions have images from two places: the more frequent one is taken for all of them.
+    A few lesions have images from two places: the more frequent one is used for all of them.
     """
     if not all(row.get(SOURCE) for row in rows):
         return None, []

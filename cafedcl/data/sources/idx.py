@@ -92,7 +92,7 @@ def _idx_reader(names: Sequence[str]) -> Reader:
 
 
 def _is_not(other_head: bytes) -> Callable[[Sequence[Path]], bool]:
-    """Return a test of whether files are not those of the set whose test labels start so."""
+    """Return a check that files are not those of the set whose test labels start so."""
 
     def fits(files: Sequence[Path]) -> bool:
         try:

@@ -23,7 +23,7 @@ def answer(message: Message, context: Context) -> Message:
     """Answer as the site of the node's client, whose memory is stored in the run folder."""
     if not _sites:
         folder = Path(str(context.run_config["out"])) / "sites"
-        # Who started the simulation has chosen the code that runs here.
+        # The user who started the simulation has chosen the code that runs here.
         _sites.append(Site(folder, plugins=True))
     parts = _sites[0].answer(unwrap(message.content), int(context.node_config["partition-id"]))
     return Message(wrap(parts), reply_to=message)

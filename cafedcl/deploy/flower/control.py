@@ -66,7 +66,7 @@ class RunStatus:
 
 
 class DirectClient(ControlHttpClient):
-    """Flower's client, which never asks through a proxy: a SuperLink is on this machine."""
+    """Flower's client without web proxies: the SuperLink is on this machine."""
 
     def __init__(self, base_url: str, *, verify: ssl.SSLContext | bool | str, **rest: Any) -> None:
         super().__init__(base_url, verify=verify, **rest)
@@ -126,7 +126,7 @@ class Control:
         return str(self._ask(lambda client: client.RegisterNode(request)).node_id)
 
     def unregister(self, node: str) -> None:
-        """Accept a node no longer."""
+        """Stop accepting a node."""
         request = UnregisterNodeRequest(node_id=int(node))
         self._ask(lambda client: client.UnregisterNode(request))
 
@@ -165,14 +165,14 @@ def reason_of(response: httpx.Response) -> str:
 
 
 def readable_time(moment: str) -> str:
-    """Return a time of Flower's as people write it, in UTC; empty if there is none."""
+    """Return one of Flower's times in readable form, in UTC; empty if there is none."""
     if not moment:
         return ""
     return f"{datetime.fromisoformat(moment).astimezone(UTC):%Y-%m-%d %H:%M:%SZ}"
 
 
 def status_of(run: Run) -> str:
-    """Return what a run does, and how it ended."""
+    """Return the status of a run, and how it ended."""
     return f"{run.status.status}:{run.status.sub_status}".rstrip(":")
 
 

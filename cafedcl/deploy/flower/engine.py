@@ -37,7 +37,7 @@ EXTRA_BYTES = 1 << 20
 """Bytes that a reply may have beyond its tensors: names, notes, losses."""
 
 PAUSE = 1.0
-"""Seconds between two looks at who is connected."""
+"""Seconds between two checks of which sites are connected."""
 
 ClientNodes = Callable[[], Mapping[int, int]]
 """Returns the node of every client that is connected now."""
@@ -97,9 +97,9 @@ class FlowerEngine:
                 yield read_train(answer, client, down.round)
 
     def _connected(self) -> Mapping[int, int]:
-        """Return the nodes of connected clients; while there is none at all, wait.
+        """Return the nodes of connected clients; wait while there are none.
 
-        Rounds without any site take no time, so an outage of a minute would use up all of them.
+        Rounds without any site take no time, so an outage of a minute would use up all rounds.
         """
         nodes = self.nodes()
         if nodes:
@@ -117,7 +117,7 @@ class FlowerEngine:
         return nodes
 
     def _sum_securely(self, asked: dict[int, Job]) -> Results:
-        """Yield what became of every site; the sum of their contributions is kept."""
+        """Yield every site's result; the sum of their contributions is kept."""
         bounds = ContributionBounds(self.terms.config.privacy, self.task)
         size = bounds.contributions(next(iter(asked.values())).down.tensors).size
         samples = self.task.enrolment.counts.sum(1).tolist()
@@ -137,7 +137,7 @@ class FlowerEngine:
         return self._sum_traffic
 
     def reply_limit(self, down: Down) -> int:
-        """Return the most bytes of a reply: twice this method's largest reply, and some more."""
+        """Return the most bytes of a reply: twice this method's largest reply, and a bit more."""
         classes = self.task.method.classes
         fields = self.task.fields.values()
         numbers = sum(
@@ -177,7 +177,7 @@ class FlowerEngine:
                 for name, table in found.items():
                     table[clients[node]] = validated_counts(counted[name], most)
             except (ValueError, KeyError, RuntimeError):
-                # An unusable answer counts as none, also if its first table was fine.
+                # An unusable answer counts as none, even if its first table was fine.
                 for table in found.values():
                     table[clients[node]] = 0
         return found

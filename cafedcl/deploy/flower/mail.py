@@ -1,4 +1,4 @@
-"""Requests to many sites at once over Flower's grid, and their answers until a deadline."""
+"""Sends requests to many sites over Flower's grid, and collects answers until a deadline."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -21,18 +21,18 @@ GONE = (
 )
 """Flower's errors for a node that does not answer any more."""
 REMINDERS = (5.0, 60.0)
-"""Seconds until the first reminder of the sites that are awaited, and at most between two."""
+"""Seconds until the first reminder of the missing sites, and the most between two reminders."""
 
 
 class Reminder:
-    """Says when to tell again what is being waited for: at intervals that grow."""
+    """Decides when to report again what is being waited for: at growing intervals."""
 
     def __init__(self) -> None:
         self.pause = REMINDERS[0]
         self.next = time.monotonic() + self.pause
 
     def is_due(self) -> bool:
-        """Return whether it is time to tell; if so, the next time is set, after a longer pause."""
+        """Return whether a reminder is due; if so, schedule the next one after a longer pause."""
         now = time.monotonic()
         if now <= self.next:
             return False
@@ -69,10 +69,10 @@ class Mail:
         limit: int | None,
         remind: Callable[[Iterable[int]], None] = lambda _: None,
     ) -> Iterator[tuple[int, Answer]]:
-        """Send a request to each node and yield one answer of each.
+        """Send a request to each node and yield one answer from each.
 
-        Answers of more than ``limit`` bytes are refused without decoding them. ``remind`` is told
-        now and then which nodes have not answered.
+        Answers of more than ``limit`` bytes are refused without decoding them. ``remind`` is called
+        now and then with the nodes that have not answered.
         """
         nodes = list(requests)
         messages = [

@@ -31,7 +31,7 @@ class Terms:
     run: str
     """The run's id, under which a site stores its client's memory."""
     frozen: str
-    """The digest of the weights that nobody trains; empty if all are trained."""
+    """The digest of the frozen weights; empty if all are trained."""
 
     def plain(self) -> Header:
         """Return the terms as plain values, the same for every site."""
@@ -62,7 +62,7 @@ class Request:
     down: Down
     job: Job
     own: Header
-    """What is for this site alone."""
+    """The part for this site alone."""
 
 
 def enrol_request(config: Config) -> bytes:
@@ -123,7 +123,7 @@ def read_plain(parts: MessageParts) -> tuple[Tensors, Header]:
 
 
 def read_train(parts: MessageParts, client: int, round: int) -> Reply | Failure:
-    """Return a site's result, or a failure; no answer of a site, however broken, raises."""
+    """Return a site's result, or a failure; even a broken answer never raises an error."""
     try:
         _, about = read_plain(parts)
         if about.get("round") != round:

@@ -1,4 +1,4 @@
-"""Which Flower node is which client: every node is asked once to enrol."""
+"""Maps Flower nodes to clients: every node is asked once to enrol."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,9 +19,9 @@ from cafedcl.deploy.population import Enrolled
 LARGEST = 1 << 24
 """The most bytes of an enrolment."""
 PAUSE = 0.5
-"""Seconds between two looks for new nodes."""
+"""Seconds between two checks for new nodes."""
 MENDING = 60.0
-"""Seconds in which sites that cannot take part may be set right and come again, if all others are
+"""Seconds in which sites that cannot take part may be repaired and reconnect, if all others are
 there.
 """
 T = TypeVar("T", int, Enrolled)
@@ -32,7 +32,7 @@ EnrolmentReader = Callable[[Tensors, Header], T]
 class SiteKeys:
     """The sites of a server's folder, by the nodes that have their keys.
 
-    A simulation has no folder, and an insecure deployment no keys; then every node may take part.
+    A simulation has no folder and an insecure deployment no keys; then every node may take part.
     """
 
     def __init__(self, server: str) -> None:
@@ -44,12 +44,12 @@ class SiteKeys:
         return {node: name for name, node in names.items()}
 
     def title(self, node: int) -> str:
-        """Return a node's site in messages."""
+        """Return how messages name a node's site."""
         name = self._names().get(str(node))
         return f"site {name}" if name else f"node {node}"
 
     def check(self, node: int, name: str | None = None) -> None:
-        """Raise ValueError unless a node has a site's key, and that of ``name`` if one is given."""
+        """Raise ValueError unless a node has a site's key: that of ``name`` if it is given."""
         names = self._names()
         if not names:
             return
@@ -60,17 +60,17 @@ class SiteKeys:
 
     @property
     def number(self) -> int:
-        """How many sites have keys that are admitted; 0 where sites have none."""
+        """The number of sites whose keys are admitted; 0 where sites have no keys."""
         return len(self._names())
 
     def missing(self, nodes: Iterable[int]) -> list[str]:
-        """Return the sites of which none of the nodes has the key."""
+        """Return the sites whose keys none of the nodes has."""
         names = self._names()
         return sorted({*names.values()} - {names.get(str(node), "") for node in nodes})
 
 
 class Roster(Generic[T]):
-    """The enrolled nodes. Nodes that connect later, or again under a new number, enrol then."""
+    """The enrolled nodes. A node that connects later, or again with a new number, enrols then."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class Roster(Generic[T]):
     def wait(self, number: int, patience: float) -> list[T]:
         """Return the connected sites once ``number`` are there, or after ``patience`` seconds.
 
-        Raises an error before that if nobody is missing but those who cannot take part.
+        Raises an error earlier if the only missing sites are those that cannot take part.
         """
         began = time.monotonic()
         reminder = Reminder()
@@ -154,8 +154,8 @@ class Roster(Generic[T]):
             if stuck is not None and now > stuck + MENDING:
                 reasons = (f"{self.keys.title(it)}: {why}" for it, why in self.refused.items())
                 raise CafedclError(
-                    f"{len(found)} of {number} sites can take part ({'; '.join(reasons)}); set "
-                    "that right, or lower federation.clients"
+                    f"{len(found)} of {number} sites can take part ({'; '.join(reasons)}); fix "
+                    "that, or lower federation.clients"
                 )
             if reminder.is_due():
                 until = (
@@ -178,7 +178,7 @@ class Roster(Generic[T]):
 
 
 def site_title(found: int | Enrolled) -> str:
-    """Return a site's name in messages."""
+    """Return how messages name a site."""
     if isinstance(found, Enrolled):
         return f"site {found.site}"
     return f"the site of client {found}"

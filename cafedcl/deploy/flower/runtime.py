@@ -1,9 +1,9 @@
-"""Flower's Runtime API: tasks of a SuperNode or a SuperLink, worked off by a process of ours.
+"""Flower's Runtime API: a process of ours executes the tasks of a SuperNode or a SuperLink.
 
-With ``--isolation process``, SuperNode and SuperLink execute nothing. Whoever holds their secret
-takes a task, pulls its request, and pushes the answer. This is an interface inside Flower, so this
-is the only file that uses it, and pyproject.toml pins Flower's version. The steps are those of
-``flwr/supernode/runtime/run_clientapp.py``, without the two that install the submitted app and
+With ``--isolation process``, SuperNode and SuperLink execute nothing. The process that holds their
+secret takes a task, pulls its request, and pushes the answer. This is an interface inside Flower,
+so this is the only file that uses it, and pyproject.toml pins Flower's version. The steps are those
+of ``flwr/supernode/runtime/run_clientapp.py``, without the two that install the submitted app and
 import it.
 """
 
@@ -66,26 +66,24 @@ from cafedcl.deploy.app import write_app
 from cafedcl.deploy.flower.records import MessageParts, unwrap, wrap
 
 HEARTBEAT = 10.0
-"""Seconds between two heartbeats of a task; Flower gives a task up after 60 s without one."""
+"""Seconds between two heartbeats of a task; Flower drops a task after 60 s without one."""
 PAUSE = 0.25
 """Seconds before asking for the next task if there is none."""
 RETRY = 1.0
-"""Seconds before asking again if nobody answers."""
+"""Seconds before asking again if there is no answer."""
 ARRIVAL = 180.0
-"""Seconds without a further part of a request after which it is given up. A SuperNode offers a
-request before its parts are there. If its run is stopped meanwhile, they never come, and by the
-limits of Flower the site would answer nobody else for more than an hour.
+"""A request is dropped after this many seconds without a further part. A SuperNode offers a request
+before its parts are there. If its run is stopped meanwhile, they never come, and with Flower's own
+limits the site would answer no other request for more than an hour.
 """
 NODE_TASKS = (TaskType.CLIENT_APP, TaskType.AGENT_APP)
-"""All kinds of tasks that a SuperNode has. It waits for the answer to each, also to one that we
-refuse.
-"""
+"""All kinds of tasks that a SuperNode has. It waits for an answer to each, even if we refuse it."""
 LARGEST_FILE = 1 << 20
 """The most bytes of a file in an app that is compared with ours."""
 
 
 class RefusedError(Exception):
-    """Why a task is not worked off."""
+    """Why a task is not executed."""
 
 
 class Runtime:
@@ -144,7 +142,7 @@ class RuntimeTask:
 
     def _send_heartbeats(self) -> None:
         while not self.closed.wait(HEARTBEAT):
-            # Whoever works on the task notices a failure when pushing the answer.
+            # A failure is noticed when the answer is pushed.
             with suppress(httpx.HTTPError):
                 self.client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
 
@@ -158,11 +156,11 @@ class RuntimeTask:
 
     @property
     def app(self) -> str:
-        """The submitted app, by the name that it gives itself."""
+        """The submitted app, by the name it declares."""
         return f"{self.run.fab_id} {self.run.fab_version} (run {self.run.run_id})"
 
     def answer(self, respond: Callable[[MessageParts], MessageParts]) -> None:
-        """Answer the task's request; raises RefusedError after telling the server why not."""
+        """Answer the task's request; to refuse it, tell the server why and raise RefusedError."""
         given = self.client.PullMessages(PullAppMessagesRequest())
         request = message_from_proto(given.messages_list[0])
         tree = given.message_object_trees[0]
@@ -232,7 +230,7 @@ class RuntimeTask:
             )
 
     def finish(self, error: str = "", *, stopped: bool = False) -> None:
-        """Say that the task is done, or why it failed or was stopped."""
+        """Report that the task is done, or why it failed or was stopped."""
         status = SubStatus.FAILED if error else SubStatus.COMPLETED
         if stopped:
             status = SubStatus.STOPPED
@@ -242,12 +240,12 @@ class RuntimeTask:
 def refuse_foreign_app(fab: bytes, app: str) -> None:
     """Raise RefusedError unless a submitted app has exactly the files of this installation's app.
 
-    No app is ever installed or imported at a site, so this check is not what keeps foreign code
-    out: nothing runs foreign code. It keeps other apps from talking to the site at all, with a
-    reason in the log, and it tells an operator whose version of cafedcl differs from the site's.
-    The files are compared, not the digest of the archive, because two machines may compress the
-    same files differently. A server that is hostile itself can submit our app and still send
-    messages of its own; those are limited by what `Site` answers.
+    No app is ever installed or imported at a site, so foreign code never runs there, whatever this
+    check finds. It keeps other apps from talking to the site at all, with a reason in the log, and
+    it informs an operator whose version of cafedcl differs from the site's. The files are compared,
+    not the digest of the archive, because two machines may compress the same files differently. A
+    hostile server can submit our app and still send messages of its own; those are limited by what
+    `Site` answers.
     """
     if app_files(fab) != own_files():
         raise RefusedError(
@@ -264,7 +262,7 @@ def own_files() -> dict[str, bytes] | None:
 
 
 def app_files(fab: bytes) -> dict[str, bytes] | None:
-    """Return the files of an app; None if they are too large, or if it is no archive."""
+    """Return the files of an app; None if they are too large, or if it is not an archive."""
     try:
         with zipfile.ZipFile(io.BytesIO(fab)) as archive:
             if any(file.file_size > LARGEST_FILE for file in archive.infolist()):
@@ -279,7 +277,7 @@ def work_off(
     respond: Callable[[MessageParts], MessageParts],
     say: Callable[[str], None],
 ) -> None:
-    """Work off the tasks of a SuperNode for ever, one after another."""
+    """Execute the tasks of a SuperNode one after another, forever."""
     runtime: Runtime | None = None
     while True:
         try:

@@ -1,4 +1,4 @@
-"""A round of secure aggregation over Flower: four exchanges, and sites may be lost in each."""
+"""A round of secure aggregation over Flower: four exchanges, each of which may lose sites."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -26,7 +26,7 @@ from cafedcl.deploy.flower.secure_sum import Masked, PublicKeys, threshold, unma
 from cafedcl.deploy.flower.uncounted import UncountedReplies
 
 SMALL_REPLY = 1 << 20
-"""Bytes of a reply without a vector, at most, and what a reply has besides the vector."""
+"""The most bytes of a reply without a vector, and of what a reply has besides its vector."""
 SHARE_BYTES = 4096
 """Bytes of one site's shares for another, at most."""
 Read = Callable[[int, Tensors, Mapping[str, Any]], None]
@@ -34,7 +34,7 @@ Read = Callable[[int, Tensors, Mapping[str, Any]], None]
 
 
 class SecureRound:
-    """Asks the sites of one round, phase by phase, and notes who is lost and why."""
+    """Asks the sites of one round, phase by phase, and records which are lost and why."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class SecureRound:
         """All that sites sent: keys, shares and masked vectors."""
 
     def run(self) -> tuple[Tensor | None, list[Reply | Failure]]:
-        """Return the sum, if enough sites stayed, and what became of every site."""
+        """Return the sum, if enough sites stayed, and every site's result."""
         try:
             self._phase(KEYS, SMALL_REPLY, self.uncounted.told, self._take_keys)
             keys = {str(client): list(pair) for client, pair in self.keys.items()}
@@ -88,14 +88,14 @@ class SecureRound:
             Reply(Up(client, self.samples[client], {}), self.tickets[client], {})
             for client in sorted(taken)
         ]
-        # A site that was lost after its vector had come is in the sum all the same.
+        # A site that was lost after its vector arrived is still in the sum.
         lost_before = [failure for failure in self.failures if failure.client not in taken]
         return torch.from_numpy(total), [*replies, *lost_before]
 
     def _phase(
         self, kind: str, limit: int, own: Callable[[int], dict[str, Any]], take: Read
     ) -> None:
-        """Ask all sites that are left; those that give no usable answer are lost."""
+        """Ask all remaining sites; those without a usable answer are lost."""
         if not self.jobs:
             return
         down = next(iter(self.jobs.values())).down
@@ -154,7 +154,7 @@ class SecureRound:
         shares = {int(other): share for other, share in header["shares"].items()}
         if shares.keys() != self.tokens.keys():
             raise ValueError("its shares are not of all sites")
-        # Text that is no number is found here, and not when the secrets are put together.
+        # Text that is not a number is detected here, not when the secrets are combined.
         for share in shares.values():
             bytes.fromhex(share)
         self.shares[client] = shares

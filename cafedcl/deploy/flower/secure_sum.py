@@ -3,7 +3,7 @@
 It is the protocol of Bonawitz et al. (CCS 2017) in four phases: public keys, encrypted shares,
 masked vectors, unmasking. Every pair of sites agrees on a mask that one adds and the other
 subtracts, and every site adds one of its own. Sites that stay reveal shares of their own masks, and
-of the keys of sites that dropped out in between, so the masks can be taken off the sum only.
+of the keys of sites that dropped out in between, so the masks can be removed only from the sum.
 
 Key agreement, encryption and secret sharing are Flower's primitives. Masks are the key stream of
 AES in counter mode, from the package cryptography: Flower's own generator of masks has a seed of 32
@@ -38,7 +38,7 @@ from flwr.supercore.primitives.asymmetric import (
 Masked = npt.NDArray[np.uint32]
 Floats = npt.NDArray[np.float64]
 FEWEST = 3
-"""The fewest sites that may sum up: of two, each would know the other's vector from the sum."""
+"""The fewest sites in a sum: with two, each could compute the other's vector from the sum."""
 PublicKeys = tuple[str, str]
 """The public keys for encryption and for masks, as text."""
 
@@ -49,12 +49,12 @@ def threshold(members: int) -> int:
 
 
 def scale(members: int) -> int:
-    """Return how many whole numbers there are between 0 and 1, such that sums do not overflow."""
+    """Return the number of steps between 0 and 1 with which sums of integers do not overflow."""
     return (2**31 - 1) // members
 
 
 def quantised(vector: Floats, members: int) -> Masked:
-    """Return a vector of norm 1 at most as whole numbers, whose norm is at most 1 as well."""
+    """Return a vector of norm at most 1 as whole numbers, whose norm is also at most 1."""
     steps = scale(members)
     # Rounding moves every coordinate by half a step at most.
     rounding = 0.5 * np.sqrt(len(vector)) / steps
@@ -100,7 +100,7 @@ class SecureMember:
         )
         self.keys: dict[int, PublicKeys] = {}
         self.held: dict[int, tuple[bytes, bytes]] = {}
-        """The shares that others gave: of their own mask, and of their key for masks."""
+        """The shares received from others: of their own mask, and of their key for masks."""
         self.unmasked = False
 
     def shares(self, keys: Mapping[int, PublicKeys]) -> dict[int, str]:
@@ -140,9 +140,9 @@ class SecureMember:
         return total
 
     def unmask(self, survivors: Iterable[int], dropped: Iterable[int]) -> dict[int, str]:
-        """Return a share for every site: of the mask of those who stayed, or the key of the others.
+        """Return a share for every site: of its mask if it stayed, of its key if it dropped out.
 
-        Never both, and only once: who has both can read the site's vector.
+        Never both, and only once: with both, the site's vector could be read.
         """
         stayed = set(survivors)
         gone = set(dropped)
@@ -166,10 +166,10 @@ def unmasked_sum(
     keys: Mapping[int, PublicKeys],
     shares: Mapping[int, Mapping[int, str]],
 ) -> Floats:
-    """Return the sum of the vectors of those who stayed.
+    """Return the sum of the vectors of the sites that stayed.
 
     ``dropped`` gave shares but no vector; ``shares`` are those that each site revealed. Raises
-    ValueError if they are too few, or do not fit.
+    ValueError if there are too few, or they do not fit.
     """
     if len(shares) < threshold(len(keys)):
         raise ValueError(f"{len(shares)} of {len(keys)} sites stayed to the end, which is too few")
@@ -186,6 +186,6 @@ def unmasked_sum(
         private = secret_of(client)
         for other in vectors:
             shared = pair_mask(private, keys[other][1], size)
-            # The site that stayed has added or subtracted what they share; take it off again.
+            # The site that stayed has added or subtracted the shared mask; undo that.
             total = total - shared if other < client else total + shared
     return sum_of(total, len(keys))

@@ -66,7 +66,7 @@ def read_config(options: Mapping[str, Any]) -> Config:
 class GridHost:
     """Makes federations whose clients are the nodes of a Flower grid.
 
-    ``deployment`` is the server's folder, and empty in a simulation.
+    ``deployment`` is the server's folder; it is empty in a simulation.
     """
 
     def __init__(self, grid: Grid, say: Callable[[str], None], deployment: str = "") -> None:
@@ -116,7 +116,7 @@ class GridHost:
         run: str,
         folder: RunFolder | None,
     ) -> tuple[Federation, list[str]]:
-        # Before any site is asked for what it would tell.
+        # Before any site is asked to report anything.
         check_private_method(config)
         limits = self._limits()
         roster = Roster(mail, config, limits.read, self.say, SiteKeys(self.deployment))
@@ -162,7 +162,7 @@ class GridHost:
         return self._federation(setup, callbacks, mail, terms, nodes), list(population.sites)
 
     def _limits(self) -> EnrolmentLimits:
-        """Return what sites may enrol with: a deployment's config says it."""
+        """Return what sites may enrol with, from the deployment's config."""
         if not self.deployment:
             return EnrolmentLimits()
         options = read_server(Path(self.deployment))
@@ -171,13 +171,13 @@ class GridHost:
     def _wait_for_sites(
         self, roster: Roster[T], config: Config, folder: RunFolder | None
     ) -> list[T]:
-        """Wait for the sites; a resumed run starts after a while without the missing ones."""
+        """Wait for the sites; a resumed run eventually starts without the missing ones."""
         patience = config.engine.deadline
         if folder is not None:
             patience = min(patience, RESUME_WAIT)
         wanted = config.federation.clients_wanted
         keys = roster.keys.number
-        # A resumed run goes on without sites that were removed.
+        # A resumed run continues without sites that were removed.
         if folder is None and 0 < keys < wanted:
             raise CafedclError(
                 f"federation.clients = {wanted}: only {keys} sites have keys that the server "

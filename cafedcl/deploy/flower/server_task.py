@@ -1,8 +1,8 @@
-"""A run of a deployment, worked off by the operator's own process.
+"""A run of a deployment, executed by the operator's own process.
 
-A run at Flower's SuperLink is a task for whoever holds the SuperLink's secret, which only the
-operator can read. `conduct` submits a run, takes its task, and runs the federation in this
-process. The SuperLink itself executes nothing (``--isolation process``), so an app that somebody
+A run at Flower's SuperLink is a task for the process that holds the SuperLink's secret, which only
+the operator can read. `conduct` submits a run, takes its task, and runs the federation in this
+process. The SuperLink itself executes nothing (``--isolation process``), so an app that someone
 else submits waits until an operator's next run refuses it.
 """
 
@@ -36,11 +36,11 @@ from cafedcl.federation.run_folder import RunFolder
 LOCK = "submit.lock"
 """The server's file that is locked while a run is submitted and its task is taken."""
 TASK_WAIT = 30.0
-"""The most seconds until the task of a submitted run is there."""
+"""The most seconds to wait for the task of a submitted run."""
 LINK_WAIT = 60.0
 """The most seconds that a run waits for a SuperLink that does not answer."""
 PAUSE = 0.2
-"""Seconds between two questions for the task."""
+"""Seconds between two requests for the task."""
 
 
 class TaskGrid(HttpGrid):
@@ -75,7 +75,7 @@ def conduct(
     def say(message: str) -> None:
         journal.say(message)
         for callback in callbacks:
-            # Callbacks hear of sites that connect before there is a federation.
+            # Callbacks are notified of sites that connect before the federation exists.
             callback.noticed(cast(Federation, early), message)
 
     try:
@@ -112,7 +112,7 @@ def _task_grid(
             except BaseException as error:
                 # The SuperLink may be what failed.
                 with suppress(httpx.HTTPError):
-                    # Ctrl-C and signals are no errors.
+                    # Ctrl-C and signals are not errors.
                     stopped = not isinstance(error, Exception)
                     task.finish(str(error) or type(error).__name__, stopped=stopped)
                 raise
@@ -120,11 +120,11 @@ def _task_grid(
                 grid.close()
             task.finish()
     except httpx.HTTPError as error:
-        # A certificate that expires during a run looks like a SuperLink that refuses.
+        # If a certificate expires during a run, the SuperLink seems to refuse requests.
         refuse_expired(folder)
         raise CafedclError(
             f"the SuperLink at {address} stopped the run or does not answer ({error}); if the "
-            "server is down, start it again, then `cafedcl resume RUN` goes on with the run"
+            "server is down, start it again, then continue with `cafedcl resume RUN`"
         ) from None
     finally:
         runtime.close()

@@ -55,7 +55,7 @@ class Site:
     """Answers the server's requests: enrol, train a client, or test the server's model.
 
     ``data`` is the path of the site's own images; without it, the site holds a simulated shard.
-    Only with ``plugins`` may the server name code of the site's own packages as method or model.
+    Only with ``plugins`` may the server choose a method or model from the site's own packages.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Site:
         self._member: tuple[tuple[str, int, int], SecureMember] | None = None
         self._said: dict[str, str] = {}
         self._failed = False
-        """Whether this site knows why its last reply cannot count: it was an error here."""
+        """Whether this site's last reply cannot count because of an error here."""
 
     def answer(self, parts: MessageParts, client: int | None) -> MessageParts:
         """Return the answer to a request; an error is an answer too."""
@@ -107,8 +107,8 @@ class Site:
     def _answer_fault(self, kind: str, error: str) -> MessageParts:
         """Return the answer to a request that failed.
 
-        An error may name a patient, a file or a folder. So a site with its own data keeps it, and
-        tells only the kind, unless its rules allow details.
+        An error may name a patient, a file or a folder. So a site with its own data keeps it to
+        itself and reports only its kind, unless its rules allow details.
         """
         self._say(f"error: {error}")
         self._failed = True
@@ -117,17 +117,17 @@ class Site:
         return answer_error(f"{kind}; the whole error is in the site's worker.log")
 
     def _say(self, line: str) -> None:
-        # A simulated shard's errors are the run's own, which says them itself. What is asked again
-        # in every round is said once.
+        # The run itself reports the errors of a simulated shard. Lines that repeat in every round
+        # are printed once.
         kind = line.partition(":")[0]
-        # Other people's text must not become lines of its own, which would look like this site's.
+        # Text from elsewhere must not start new lines, which would look like this site's own.
         line = " ".join(line.split())
         if self.data and line != self._said.get(kind):
             print(printable(line), file=sys.stderr, flush=True)
             self._said[kind] = line
 
     def _say_if_uncounted(self, request: Request) -> None:
-        """Say why the server did not count this site's last reply: nobody else would know here."""
+        """Log why the server did not count this site's last reply: nothing else here shows it."""
         failed_here = self._failed
         self._failed = False
         if "uncounted" not in request.own:
@@ -238,11 +238,11 @@ class Site:
         try:
             config = resolve(plain)
         except CafedclError as error:
-            # A mistake in the server's config tells nothing of this site.
+            # A mistake in the server's config reveals nothing about this site.
             raise RefusalError(str(error)) from None
         if self.data and not config.at_sites:
-            # All that protects a site's data follows from this name, so it is not the server's to
-            # choose.
+            # All that protects a site's data depends on this name, so the server must not choose
+            # another.
             raise RefusalError(
                 f"the run's data set is '{config.data.name}', but this site has its own data; "
                 "a run that is to use it needs data.name = sites"

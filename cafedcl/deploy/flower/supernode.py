@@ -1,9 +1,9 @@
-"""Flower's SuperNode, which asks more often for work while its site takes part in a run.
+"""Flower's SuperNode, which asks for work more often while its site takes part in a run.
 
 A SuperNode sleeps three seconds whenever the server has no request for it, so every exchange would
-take three seconds longer than its work. Flower has no option for that. This program is Flower's
-``flower-supernode`` with another clock in the one module that sleeps; a site that takes part in no
-run still asks at Flower's pace.
+take three seconds longer than its work. Flower has no option to change that. This program is
+Flower's ``flower-supernode`` with another clock in the one module that sleeps; a site that takes
+part in no run still asks at Flower's pace.
 """
 
 import time
@@ -15,9 +15,9 @@ from flwr.supernode.cli import flower_supernode
 IDLE_PAUSE = 3.0
 """Flower's pause in seconds if there is no request."""
 REQUEST_PAUSE = 0.5
-"""The pause instead of it, while the site is busy."""
+"""The pause to use instead while the site is busy."""
 ANSWER_PAUSE = 0.1
-"""The longest pause in seconds between two looks for the worker's answer."""
+"""The longest pause in seconds between two checks for the worker's answer."""
 BUSY = 60.0
 """Seconds for which a site counts as busy after it worked on a request."""
 
@@ -29,7 +29,7 @@ class SiteClock:
         self.busy_until = 0.0
 
     def sleep(self, seconds: float) -> None:
-        """Sleep for as long as the caller needs to: see the constants above."""
+        """Sleep for as long as necessary: see the constants above."""
         if seconds < IDLE_PAUSE:
             # The SuperNode waits for the worker's answer to a request.
             self.busy_until = time.monotonic() + BUSY

@@ -1,4 +1,4 @@
-"""Replies that do not count, and why: their sites are told with the next request."""
+"""Replies that do not count, and why: the next request informs their sites."""
 
 from cafedcl.core.contract import Failure
 from cafedcl.federation.callback import Callback, Record
@@ -6,10 +6,10 @@ from cafedcl.federation.rounds import Federation
 
 
 class UncountedReplies(Callback):
-    """Remembers of every client why its last reply did not count.
+    """Remembers for every client why its last reply did not count.
 
-    Only the server knows, but whoever looks after the site has to mend it. What a defence leaves
-    out is not told: a liar could try until it passes.
+    Only the server knows, but the site's operator has to fix it. Sites do not learn what a defence
+    leaves out: a malicious client could try until it passes.
     """
 
     def __init__(self) -> None:
@@ -23,12 +23,12 @@ class UncountedReplies(Callback):
             self.reasons[client] = failure.reason
 
     def round_done(self, federation: Federation, record: Record) -> None:  # noqa: ARG002
-        """Remember that a round counted for nobody."""
+        """Remember if a round counted for no client."""
         if record.reason:
             replied = set(record.participants) - set(record.dropped) - self.reasons.keys()
             self.reasons |= dict.fromkeys(replied, f"the round was skipped: {record.reason}")
 
     def told(self, client: int) -> dict[str, str]:
-        """Return what a request tells a client of its last reply: nothing if it counted."""
+        """Return what a request tells a client about its last reply: nothing if it counted."""
         reason = self.reasons.get(client)
         return {} if reason is None else {"uncounted": reason}

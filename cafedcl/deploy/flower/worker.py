@@ -28,7 +28,7 @@ def site_of(folder: Path, options: SiteOptions) -> tuple[Site, int | None]:
 
 
 def main(folder: Path, runtime: Path) -> None:
-    """Answer requests for ever."""
+    """Answer requests forever."""
     options = read_site(folder)
     # Otherwise the site would be online, and fail in every run.
     missing = missing_device(options.device)

@@ -1,6 +1,7 @@
 """Which clients of a round train side by side.
 
-It follows from the jobs alone, so every run of a config has the same groups, and the same bits.
+The groups follow from the jobs alone, so every run of a config has the same groups, and the same
+bits.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -19,13 +20,13 @@ JobGroup = tuple[Job, ...]
 WINDOW = 4
 """Groups are made from the next few groups' jobs, so that results come nearly in order."""
 ENOUGH = 0.3e9
-"""Floating-point operations in the forward pass of a stack's step from which more gain nothing."""
+"""Floating-point operations in a stack's forward pass beyond which more clients gain nothing."""
 LARGE = 1.5e9
-"""The same of a single client's step from which stacking gains nothing at all."""
+"""The same for a single client's forward pass, beyond which stacking gains nothing at all."""
 WIDTHS = 8
 """Up to this many different batch sizes, steps of each size are recorded, without padding."""
 MOST_CLIENTS = 10
-"""Clients in a stack of small steps: more gain little, and leave other processes without work."""
+"""Clients in a stack of small steps: more gain little and leave other processes idle."""
 
 
 def make_groups(task: Task, jobs: Iterable[Job], size: int) -> Iterator[JobGroup]:

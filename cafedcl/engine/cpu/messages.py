@@ -16,7 +16,7 @@ RESULTS = b"a"
 """Kinds of messages: a process is ready; what the server sends; a group of jobs; its results."""
 IN_PIPE = b"p"
 IN_MEMORY = b"m"
-"""Where the content of a message is: behind these letters, or in the shared memory."""
+"""Where the content of a message is: after these letters, or in the shared memory."""
 
 
 class Message(NamedTuple):
@@ -109,9 +109,9 @@ def _numbered(parts: Sequence[Tensors]) -> Tensors:
 
 
 class Channel:
-    """One end of a pipe, and shared memory beside it for all content that fits.
+    """One end of a pipe, with shared memory for all content that fits.
 
-    Each kind of message has memory of its own. It is sent again only after the last one has been
+    Each kind of message has its own memory, and is sent again only after the last one has been
     read, so nothing is overwritten too early.
     """
 

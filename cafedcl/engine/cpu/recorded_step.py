@@ -2,7 +2,7 @@
 
 On small networks those cost more than the arithmetic. A recorded step is to a CPU what a captured
 graph is to a GPU, and has the same conditions: it reads no tensor's value, draws no random numbers,
-and does the same whenever it is replayed.
+and does the same in every replay.
 """
 
 from collections.abc import Callable, Sequence
@@ -68,7 +68,7 @@ class KernelRecorder(TorchDispatchMode):
         self.seen = list(inputs)
         self.calls: list[KernelCall] = []
         self.constants: dict[str, Any] = {}
-        """What the source text refers to by name: kernels, and arguments that are no numbers."""
+        """What the source text refers to by name: kernels, and arguments that are not numbers."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -92,7 +92,7 @@ class KernelRecorder(TorchDispatchMode):
         is_new = any(_address(value) not in self.names for value in tensors)
         writes = bool(func._schema.is_mutable)
         self.seen += tensors
-        # A call that gives nothing new and writes nothing, such as a view of itself, has no effect.
+        # A call that returns nothing new and writes nothing, such as a view of itself, is left out.
         if is_new or writes:
             gives = [self._name(v) if isinstance(v, Tensor) else "_" for v in results]
             call = KernelCall(self._keep(kernel), texts, reads, gives, several, writes)
@@ -111,7 +111,7 @@ class KernelRecorder(TorchDispatchMode):
         """Return an argument as source text, and add the tensors in it to ``reads``."""
         if isinstance(value, Tensor):
             if _address(value) not in self.names:
-                # It was there before the step, such as a buffer: every replay reads the same one.
+                # It existed before the step, such as a buffer: every replay reads the same one.
                 self.seen.append(value)
                 self.names[_address(value)] = self._keep(value)
             reads.add(self.names[_address(value)])
@@ -125,9 +125,9 @@ class KernelRecorder(TorchDispatchMode):
     def replay_function(self, outputs: Sequence[Tensor]) -> StepFunction:
         """Return the recorded calls as a function of the inputs.
 
-        The source is written from the end: then it is known which results are still needed. Calls
-        that nobody needs are left out, and a name is set to None after its last use, which frees
-        the tensor.
+        The source is written from the end, so that it is known which results are still needed.
+        Calls whose results are not needed are left out, and a name is set to None after its last
+        use, which frees the tensor.
         """
         returned = [self._text(value, set()) for value in outputs]
         needed = set(returned)
@@ -150,7 +150,7 @@ class KernelRecorder(TorchDispatchMode):
 
 
 def depends_on_values(func: Any, args: Any) -> bool:
-    """Return whether a kernel's result, or its shape, depends on values in a way not recorded."""
+    """Return whether a kernel's result, or its shape, depends on values in an unrecorded way."""
     if func is torch.ops.aten.index.Tensor:
         masks = (torch.bool, torch.uint8)
         return any(index is not None and index.dtype in masks for index in args[1])
@@ -159,7 +159,7 @@ def depends_on_values(func: Any, args: Any) -> bool:
 
 
 class OneCall(TorchDispatchMode):
-    """Lets one call through if it is the expected one; refuses others before they do anything."""
+    """Lets one call through if it is the expected one; refuses others before they run."""
 
     def __init__(self, func: Any, args: Any, kwargs: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -180,7 +180,7 @@ class OneCall(TorchDispatchMode):
 
 
 def quick_call(func: Any, args: Any, kwargs: Any) -> tuple[Callable[..., Any], Any]:
-    """Return the quickest way to call a kernel with such arguments, and the result of doing so.
+    """Return the quickest way to call a kernel with such arguments, and the result of the call.
 
     PyTorch's operators can be called by their full name. That takes up to ten microseconds more
     than the plain function or method that most of them also are.

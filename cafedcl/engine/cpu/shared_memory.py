@@ -1,4 +1,4 @@
-"""Memory that two processes share: tensors are written into it and read out, one copy each."""
+"""Memory that two processes share: writing tensors and reading them takes one copy each."""
 
 import json
 import math
@@ -12,13 +12,13 @@ from cafedcl.core.tensors import Header, Tensors
 from cafedcl.device.packed_bytes import PackedBytes
 
 ALIGNMENT = 64
-"""The tensors begin at a multiple of this many bytes, which vector instructions like."""
+"""The tensors begin at a multiple of this many bytes, which suits vector instructions."""
 LENGTH_BYTES = 8
 """The memory begins with the length of the index, as a number of this many bytes."""
 
 
 class SharedMemory:
-    """Unnamed memory that processes forked from here see too.
+    """Unnamed memory that processes forked from this one share.
 
     It holds an index (a header, and names, types and shapes of tensors), then the tensors' bytes.
     Every message replaces the one before.

@@ -36,8 +36,8 @@ RECORDINGS_KEPT = 64
 OWN = "own/"
 COMMON = "common/"
 OPTIMIZER_STATE = "optimizer/"
-"""Prefixes of what each client of a stack has of its own, along the first axis, and of what all
-share.
+"""Prefixes of what each client of a stack has for itself, along the first axis, of what all share,
+and of the optimizer's state.
 """
 CONSTANTS = "constants/"
 """The prefix of a batch's constants."""
@@ -45,7 +45,7 @@ CONSTANTS = "constants/"
 
 @dataclass(frozen=True)
 class Trained:
-    """What training has made of one client."""
+    """The result of training one client."""
 
     weights: Tensors
     scratch: Tensors
@@ -64,8 +64,8 @@ class StackedClients(ReferenceEngine):
     """Trains groups of clients as one, and clients that cannot be stacked one after another.
 
     The weights are one tensor (clients, weights). The method's loss is recorded once under vmap,
-    with its gradient and the update, and replayed at every step. Clients are in falling order of
-    their steps, so that those that are done drop off the end.
+    with its gradient and the update, and replayed at every step. Clients are sorted by falling
+    number of steps, so that finished ones drop off the end.
     """
 
     def __init__(self, task: Task, size: int) -> None:
@@ -94,7 +94,7 @@ class StackedClients(ReferenceEngine):
         """Train a group side by side, then let every client summarize alone."""
         try:
             if len(group) > 1:
-                # If it fails, each client trains alone, where an error is that client's failure.
+                # If it fails, each client trains alone, so that an error fails only that client.
                 with suppress(Exception), arithmetic(self.task):
                     self.trained = self.stacked(group)
             for job in group:
@@ -106,7 +106,7 @@ class StackedClients(ReferenceEngine):
         """One client's round; a client that was trained in a stack is not trained again."""
         is_trained = job.client in self.trained
         seconds = self.trained[job.client].seconds if is_trained else 0.0
-        # The weights that it would receive are not read: training is done.
+        # The weights that it would receive are not needed: training is done.
         self.skip_load = is_trained
         try:
             reply = super().work(job)
@@ -168,7 +168,7 @@ class StackedClients(ReferenceEngine):
         }
 
     def receive(self, group: JobGroup) -> Tensors:
-        """Return all that a step reads and writes besides its batch, as it is before the first."""
+        """Return all that a step reads and writes besides its batch, as before the first step."""
         task = self.task
         down = group[0].down
         sent = {**task.initial, **under(MODEL, down.tensors)}
@@ -242,9 +242,9 @@ class StackedClients(ReferenceEngine):
         return torch.cat(log), names
 
     def first_step(self, names: list[str], tensors: list[Tensor]) -> tuple[RecordedStep, Tensor]:
-        """Take one step of every client; return what replays the steps after it, and its terms.
+        """Take one step of every client; return what replays later steps, and the step's terms.
 
-        The first step of its shape is recorded.
+        The first step of each shape is recorded.
         """
         key = form(dict(zip(names, tensors, strict=True)))
         if key in self.recordings:
@@ -262,7 +262,7 @@ class StackedClients(ReferenceEngine):
             return [terms]
 
         with warnings.catch_warnings():
-            # vmap warns of operations that it runs client by client.
+            # vmap warns about operations that it runs client by client.
             warnings.simplefilter("ignore")
             call, outputs = record(step, tensors)
         recorded = RecordedStep(call, tuple(loss_names))
@@ -315,7 +315,7 @@ class StackedClients(ReferenceEngine):
 
 
 def stretches(steps: list[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield ranges of steps in which the same clients are at work: start, stop, and their number.
+    """Yield ranges of steps with the same active clients: start, stop, and number of clients.
 
     ``steps`` are the clients' numbers of steps, falling. A range has at most `STEPS_GATHERED`.
     """
@@ -339,7 +339,7 @@ def stack_tables(schedules: list[Schedule]) -> Tensors:
 
 
 def standalone(value: Tensor) -> Tensor:
-    """Return a contiguous tensor that begins its own memory, which recording asks for."""
+    """Return a contiguous tensor that begins its own memory, which recording requires."""
     if value.is_contiguous() and not value.storage_offset():
         return value
     return value.clone(memory_format=torch.contiguous_format)

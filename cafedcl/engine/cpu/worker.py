@@ -1,4 +1,4 @@
-"""A worker process: works off groups of client jobs until its pipe is closed."""
+"""A worker process: runs groups of client jobs until its pipe is closed."""
 
 import gc
 import os
@@ -34,7 +34,7 @@ from cafedcl.task.build import assemble
 from cafedcl.task.resolve import resolve
 
 GONE = (EOFError, BrokenPipeError, ConnectionResetError)
-"""What using a pipe raises when there is nobody at its other end."""
+"""Errors of using a pipe whose other end is closed."""
 
 
 def die_with_parent(pipe: Connection) -> None:
@@ -45,7 +45,7 @@ def die_with_parent(pipe: Connection) -> None:
 
     def watch() -> None:
         poll = select.poll()
-        # No event is asked for, so only the closing of the other end is reported.
+        # No event is requested, so only the closing of the other end is reported.
         poll.register(pipe.fileno(), 0)
         poll.poll()
         os._exit(0)
@@ -54,7 +54,7 @@ def die_with_parent(pipe: Connection) -> None:
 
 
 def work_off(channel: Channel, engine: StackedClients) -> None:
-    """Run groups of jobs as they come; the closing of the channel ends it with an error of GONE."""
+    """Run groups of jobs as they come, until closing the channel raises an error of GONE."""
     die_with_parent(channel.pipe)
     down = Down(-1, {})
     while True:
@@ -67,7 +67,7 @@ def work_off(channel: Channel, engine: StackedClients) -> None:
 
 
 class Forked:
-    """A process forked from this one to do a piece of work; it is waited for like a subprocess."""
+    """A process forked from this one to do some work; it can be waited for like a subprocess."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         with warnings.catch_warnings():
@@ -98,16 +98,16 @@ class Forked:
 
 
 def _run(work: Callable[[], None]) -> None:
-    """Do a piece of work and end the process, whatever happens.
+    """Do some work and end the process, whatever happens.
 
-    It must never return: the child would go on with what its parent does.
+    It must never return: the child would continue with its parent's code.
     """
     code = 1
     try:
-        # An interrupt in the terminal is for the parent, which ends its workers itself.
+        # An interrupt in the terminal is meant for the parent, which ends its workers itself.
         os.setsid()
         stop_signals_end_process()
-        # The collector would write to every object it visits, and so copy the parent's memory.
+        # The garbage collector writes to every object it visits, which would copy the memory.
         gc.freeze()
         work()
         code = 0
@@ -120,7 +120,7 @@ def _run(work: Callable[[], None]) -> None:
 
 
 def start_worker(pipe: Connection, shared: int) -> None:
-    """Build an engine and work; ``shared`` is the file that holds the data, mapped, not copied."""
+    """Build an engine and run jobs; ``shared`` is the file with the data, mapped, not copied."""
     tensors, header = map_file(f"/dev/fd/{shared}")
     data = Dataset.from_tensors(under("data/", tensors), header["plain"])
     shards = Shards.from_tensors(under("shards/", tensors), header["clients"])

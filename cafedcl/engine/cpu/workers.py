@@ -41,14 +41,14 @@ from cafedcl.task.task import Task
 
 ENOUGH_WORK = 8.0
 ENOUGH_WORK_FORKED = 0.5
-"""Seconds of serial work left from which starting processes is faster.
+"""Seconds of remaining serial work from which starting processes is faster.
 
 A new interpreter takes two to three seconds to start; a forked process starts at once.
 """
 PEAK_OPERATIONS = 2e11
 """Floating-point operations a second that no core exceeds."""
 TRIES = 2
-"""How often a job may take its worker down with it before it counts as failed."""
+"""How many workers a job may crash before it counts as failed."""
 SHARED_BYTES = 2**22
 SHARED_MODELS = 6
 """Shared memory has room for this many bytes, and this many models for every client of a group."""
@@ -67,7 +67,7 @@ class Worker:
         self.round: Down | None = None
 
     def submit(self, group: JobGroup) -> None:
-        """Send a group of jobs, and the round's Down if this worker does not have it yet."""
+        """Send a group of jobs, with the round's Down if this worker does not have it yet."""
         self.group = group
         down = group[0].down
         if self.round is not down:
@@ -76,7 +76,7 @@ class Worker:
         self.channel.send(JOBS, group_message(group))
 
     def stop(self) -> None:
-        """Close the pipe, on which the process ends, and make sure that it does."""
+        """Close the pipe, which ends the process, and make sure that it ends."""
         self.channel.pipe.close()
         is_idle = self.ready and not self.group
         try:
@@ -89,9 +89,9 @@ class Worker:
 class CpuEngine:
     """Hands groups of jobs to worker processes, and works itself until the first is ready.
 
-    ``number`` is how many processes there are. With 0, as many as there are cores are started once
-    the cost of a job, estimated or measured, says that it pays. A group gives the same bits
-    wherever it runs, so none of this shows in the results.
+    ``number`` is the number of processes. With 0, one per core is started once the cost of a job,
+    estimated or measured, shows that it pays. A group gives the same bits wherever it runs, so none
+    of this affects the results.
     """
 
     name: ClassVar[str] = "cpu"
@@ -104,10 +104,10 @@ class CpuEngine:
         self.number = number
         self.jobs_left = jobs
         self.shortest_job = 0.0
-        """The least seconds that a job has taken here; 0 before the first."""
+        """The fewest seconds that a job has taken here; 0 before the first."""
         self.workers: list[Worker] = []
         self.deaths: dict[tuple[int, int], int] = {}
-        """How many workers a job, named by client and round, has taken down with it."""
+        """How many workers a job, named by client and round, has crashed."""
         self.shared: IO[bytes] | None = None
 
     def train(self, jobs: Iterable[Job]) -> Results:
@@ -121,7 +121,7 @@ class CpuEngine:
                         self._submit(worker, waiting.popleft())
                 if waiting and not self._busy() and not self._is_deadly(waiting[0]):
                     yield from self._work_here(waiting.popleft())
-                    # No worker has a job: this only finds out which ones have become ready.
+                    # No worker has a job: this only checks which ones have become ready.
                     self._listen(waiting, 0)
                 else:
                     yield from self._listen(waiting, None)
@@ -129,13 +129,13 @@ class CpuEngine:
             self._give_up()
 
     def _give_up(self) -> None:
-        """End the workers whose jobs nobody waits for any more; the next round starts new ones."""
+        """End the workers whose jobs are abandoned; the next round starts new ones."""
         for worker in [worker for worker in self.workers if worker.group]:
             worker.stop()
             self.workers.remove(worker)
 
     def _is_deadly(self, group: JobGroup) -> bool:
-        """Return whether a worker died of a group's jobs, so that another one should try them."""
+        """Return whether a worker died running a group's jobs, so that another should try them."""
         died = any((job.client, job.down.round) in self.deaths for job in group)
         return died and bool(self.workers)
 
@@ -153,16 +153,15 @@ class CpuEngine:
 
     @cached_property
     def estimated_job(self) -> float:
-        """The least seconds that a typical job takes, from its number of operations."""
+        """The fewest seconds that a typical job takes, from its number of operations."""
         return least_seconds(self.task)
 
     @property
     def forks(self) -> bool:
         """Whether workers are forked from this process.
 
-        They cannot be where it has had threads at work in its kernels. On ARM oneDNN may have
-        started threads of its own, whatever number it is asked for; after a fork it waits for them
-        forever.
+        They cannot be forked once this process has used threads in its kernels. On ARM, oneDNN may
+        have started threads, whatever number is set; after a fork it waits for them forever.
         """
         has_threads = self.task.threads > 1 or (self.task.onednn and is_arm())
         return sys.platform == "linux" and not has_threads
@@ -190,7 +189,7 @@ class CpuEngine:
         memories = self._shared_memories()
 
         def work() -> None:
-            # A pipe that the child holds open would hide from others that its end was closed.
+            # If the child kept a pipe open, others could not see that its end was closed.
             for pipe in (ours, *(worker.channel.pipe for worker in self.workers)):
                 pipe.close()
             work_off(Channel(theirs, memories), self.local)
@@ -200,7 +199,7 @@ class CpuEngine:
         return Worker(Channel(ours, memories), process, ready=True)
 
     def _shared_memories(self) -> dict[bytes, SharedMemory]:
-        """Return memory to share with a worker; none if it cannot be had.
+        """Return memory to share with a worker; none if it cannot be allocated.
 
         The system provides only the pages that are used.
         """
@@ -232,7 +231,7 @@ class CpuEngine:
         return Worker(Channel(ours, {}), process, ready=False)
 
     def _submit(self, worker: Worker, group: JobGroup) -> None:
-        # If the worker has died, listening finds that out and takes the jobs back.
+        # If the worker has died, `_listen` notices and takes the jobs back.
         with suppress(BrokenPipeError, ConnectionResetError):
             worker.submit(group)
 
@@ -265,7 +264,7 @@ class CpuEngine:
         worker.channel.pipe.close()
         self.workers.remove(worker)
         if not worker.group:
-            # It could not even start, so no other one is tried.
+            # It could not even start, so no other worker is tried.
             self.number = max(len(self.workers), 1)
             return []
         self.workers.append(self._new_worker())
@@ -298,9 +297,9 @@ class CpuEngine:
 
 
 def least_seconds(task: Task) -> float:
-    """Return the least that a typical client's training takes on any core.
+    """Return the fewest seconds that a typical client's training takes on any core.
 
-    If that is long already, no job has to be tried out here first.
+    If that is already long, no job has to be timed here first.
     """
     images = task.schedule.typical * task.schedule.options.epochs
     # A backward pass takes about twice the operations of a forward pass.
@@ -311,8 +310,8 @@ def least_seconds(task: Task) -> float:
 def share_data(task: Task) -> IO[bytes]:
     """Write data and shards into an unnamed file, in memory where possible, for workers to map.
 
-    The shards come with them: a worker must not split the images itself, since liars' labels may
-    be wrong already.
+    The shards are included: a worker must not split the images itself, because lying clients'
+    labels may already be wrong.
     """
     memory = Path("/dev/shm")
     file = tempfile.TemporaryFile(dir=memory if memory.is_dir() else None)  # noqa: SIM115

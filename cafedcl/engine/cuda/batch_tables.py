@@ -39,7 +39,7 @@ class BatchTables:
         self.keys: dict[str, object] = {}
 
     def fill(self, schedule: Schedule) -> None:
-        """Copy a schedule into the tables, except for tables whose content is there already."""
+        """Copy a schedule into the tables, except for those that already have its content."""
         self.pages.rotate()
         for name, table in schedule.tables.items():
             key = schedule.keys.get(name)

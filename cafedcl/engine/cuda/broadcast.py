@@ -1,4 +1,4 @@
-"""What the server sends to every client of a round besides the weights, where all lanes read it."""
+"""What the server broadcasts in a round besides the weights, where all lanes read it."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from cafedcl.core.tensors import ANCHORS, Tensors, under
 
 Shapes = tuple[tuple[str, torch.Size, torch.dtype], ...]
 SHAPES_KEPT = 4
-"""For how many different shapes static tensors and captures are kept; the oldest are freed."""
+"""Static tensors and captures are kept for this many different shapes; the oldest are freed."""
 
 
 class Broadcast:
@@ -22,7 +22,7 @@ class Broadcast:
         self.anchors: Tensors = {}
 
     def place(self, tensors: Tensors) -> None:
-        """Put a round's anchors in place of the last; nobody reads those any more."""
+        """Replace the last round's anchors, which are no longer read."""
         anchors = under(ANCHORS, tensors)
         key = shapes(anchors)
         static = self.by_shape.pop(key, None)

@@ -16,7 +16,7 @@ from cafedcl.engine.cuda.constants import VisitConstants
 CHAINS = (1, 4, 16)
 """How many repetitions one capture holds: longer chains need fewer launches."""
 LONG_CHAIN_PAYS = 100
-"""After how many visits the longest chain is captured. That takes as long as many launches, so a
+"""The longest chain is captured after this many visits. That takes as long as many launches, so a
 short run is faster without it.
 """
 
@@ -25,10 +25,10 @@ class VisitResult(NamedTuple):
     """The client's result: summary, memory and metrics."""
 
     sent: Tensors
-    """What goes up and stays on the device: everything but entries per class."""
+    """What is sent and stays on the device: everything but entries per class."""
     kept: Tensors
     to_host: Tensor
-    """What goes to the host in one copy: entries per class, notes, losses, and their check."""
+    """What is copied to the host at once: entries per class, notes, losses, and their check."""
     packed: PackedBytes
     """How to read ``to_host``."""
     captured: bool
@@ -63,9 +63,9 @@ class Captures:
         work: Callable[[], None],
         before: Callable[[], object],
     ) -> None:
-        """Capture work that is repeated up to ``most`` times, unless that was done before.
+        """Capture work that is repeated up to ``most`` times, unless it is already captured.
 
-        ``before`` is called before each run that warms the work up, and before each capture.
+        ``before`` is called before each warm-up run and before each capture.
         """
         for number in CHAINS:
             if number > most or (kind, size, number) in self.calls:

@@ -1,4 +1,4 @@
-"""The static tensors of one lane, and the training step and summary that are captured on them."""
+"""The static tensors of one lane, with the training step and summary captured on them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -51,7 +51,7 @@ class ClientSlot(Replica):
     """A network on one lane on which clients train in turn.
 
     Every visit is copied into the same tensors, because a captured step reads and writes fixed
-    addresses. Callers have switched gradients off.
+    addresses. Callers must switch gradients off.
     """
 
     def __init__(self, device_data: DeviceData) -> None:
@@ -66,7 +66,7 @@ class ClientSlot(Replica):
         """The vector that the server's weights are copied from, and the capture that copies it."""
         self.tables: dict[int, BatchTables] = {}
         self.image_rows: dict[int, Tensor] = {}
-        """The rows of a client's own images, by how many there are with padding."""
+        """The rows of a client's own images, by their number with padding."""
         self.captures: dict[object, Captures] = {}
         """By the shapes of anchors and memory; the last used is last."""
         self.overwritten: set[int] = set()
@@ -115,7 +115,7 @@ class ClientSlot(Replica):
         )
 
     def receive(self, server_weights: Tensor, job: Job) -> None:
-        """Start a visit: load the server's weights, and the client's personal ones over them."""
+        """Start a visit: load the server's weights, then the client's personal ones."""
         if self.receiving is None or self.receiving[0] is not server_weights:
             capture = self.lane.capture(lambda: self._load_server_weights(server_weights))
             self.receiving = server_weights, capture
@@ -133,7 +133,7 @@ class ClientSlot(Replica):
                 copy_into({name: self.untrained[name] for name in encoder}, encoder)
 
     def _load_server_weights(self, server_weights: Tensor) -> None:
-        """Load the server's weights and reset what a visit begins with. This is captured."""
+        """Load the server's weights and reset the state of a visit. This is captured."""
         self.received.copy_(server_weights)
         self.load(server_weights)
         self.cursor.zero_()
@@ -199,7 +199,7 @@ class ClientSlot(Replica):
         return self.tables[width]
 
     def prepare(self, captures: Captures, width: int) -> None:
-        """Capture the steps of a width, unless that was done before. It moves the weights."""
+        """Capture the steps of a width, unless they are captured. Capturing moves the weights."""
         if not captures.loss_names:
             constants = captures.constants = self._visit_constants(captures)
             self.cursor.zero_()
@@ -234,7 +234,7 @@ class ClientSlot(Replica):
         device_data = self.device_data
 
         def compute() -> Tensors:
-            # Random transforms change the images in every step, so it computes its own.
+            # Random transforms change the images, so every step computes its own constants.
             if task.transforms or not task.method.defines("constants"):
                 return {}
             return device_data.program.constants(
@@ -264,7 +264,7 @@ class ClientSlot(Replica):
         return FlatModel(trained, self.network_weights.slices), {}
 
     def summarize(self, captures: Captures, job: Job, synthetic: SyntheticImages) -> VisitResult:
-        """Return the result of a visit, with the host's part on its way to the host."""
+        """Return the result of a visit, whose part for the host is already being copied there."""
         replayed = None if len(synthetic) else self.replay_summary(captures, job.client)
         if replayed is not None:
             # The next replay overwrites the result of this one.
@@ -318,8 +318,8 @@ class ClientSlot(Replica):
         view = cast(Client, SummaryView(known.counts, holds, known.census))
         program = self.device_data.program
         program.functional.eval()
-        # An uncaptured run shows which weights the method embeds with. They are embedded before the
-        # summary, so that this does not have to be compiled with the encoder in it.
+        # An uncaptured run shows which weights the method embeds with. The embeddings are computed
+        # before the summary, so that the encoder need not be compiled into it.
         probe = CapturedEmbedder(self, rows)
         visit = replace(captures.visit, client=view, embed=probe, captured=True)
         self._result(captures, visit, program.summarize)

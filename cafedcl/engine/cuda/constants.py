@@ -1,4 +1,4 @@
-"""What a loss needs of a client's images that no step changes, where captured steps read it."""
+"""The constants of a loss for a client's images, where captured steps read them."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,11 +11,11 @@ from cafedcl.device.lane import Lane
 from cafedcl.engine.cuda.broadcast import copy_into
 
 MOST_BYTES = 1 << 28
-"""Larger tables are not kept: then every step computes the constants of its own images."""
+"""Larger tables are not kept; instead every step computes the constants of its own images."""
 
 
 class ConstantsTables(NamedTuple):
-    """The constants of a client's images, and where each image's are."""
+    """The constants of a client's images, and the place of each image in them."""
 
     places: Tensor
     """By an image's row in the training set, its row in the tables."""
@@ -69,7 +69,7 @@ class VisitConstants:
         size = len(self.pass_rows)
         for start in range(0, len(rows), size):
             part = rows[start : start + size]
-            # The last part is shorter; what the rows behind it give is not read.
+            # The last part is shorter; the results of the rows after it are not read.
             self.pass_rows[: len(part)].copy_(part)
             self.call()
             for name, table in tables.items():

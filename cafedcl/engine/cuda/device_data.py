@@ -18,7 +18,7 @@ PARTS: tuple[Part, ...] = ("train", "validation", "synthetic")
 MOST_PASSES = 4
 """A client's images are embedded under a capture in at most this many passes."""
 NORMALISED_AT_A_TIME = 4096
-"""Images that are normalised at a time, which bounds the memory that takes."""
+"""Images that are normalised at a time, which bounds the memory for it."""
 
 
 @dataclass(frozen=True)
@@ -29,19 +29,19 @@ class DeviceData:
     program: Program
     channels_last: bool
     train_x: Tensor
-    """All training images, normalised; uint8 where they would take too much memory so."""
+    """All training images, normalised; uint8 if they would take too much memory normalised."""
     test_x: Tensor
     widths: list[int]
     """The sizes that batches are padded to, in rising order."""
     steps: int
-    """The steps for which there is room: at least the most of any client's visit."""
+    """The number of steps with room: at least as many as any client's visit has."""
     embed_batch: int
     """Images per forward pass over a client's own data."""
     broadcast: Broadcast
     all_test_rows: Tensor
     """The rows of ``test_x`` that the server's model is scored on.
 
-    They are made before any lane is at work, because a lane does not wait for what another makes.
+    They are made before any lane works, because a lane does not wait for another's results.
     """
 
     def width(self, client: int) -> int:
@@ -92,7 +92,7 @@ class DeviceData:
         return int(self.task.tail.synthetic_counts.sum(1).max())
 
     def synthetic_room(self) -> Tensors:
-        """Return tensors with room for any client's synthetic images; empty if nobody has any."""
+        """Return tensors with room for any client's synthetic images; empty if there are none."""
         most = self.most_synthetic
         if not most:
             return {}
@@ -144,7 +144,7 @@ class DeviceData:
         return x, y, shift.masked_fill(is_real[:, None], 0)
 
     def testing(self, rows: Tensor, _synthetic: Tensors) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return test images; nobody asks for their labels."""
+        """Return test images; their labels are not needed."""
         return self._as_input(self.test_x.index_select(0, rows)), rows, None
 
     def _as_input(self, x: Tensor) -> Tensor:

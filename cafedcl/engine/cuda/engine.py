@@ -34,16 +34,16 @@ COMPILED_WIDTH_STEP = 8
 NORMALISED_SHARE = 0.1
 """Images are stored normalised if they take no more than this share of the device's memory."""
 MEMORY_SHARE = 0.3
-"""The share of the device's memory that clients' memories may take; the rest go to the host."""
+"""The share of the device's memory for what clients keep; the rest goes to the host."""
 LANES = 12
-"""The most visits at a time: with more, all of them only end later."""
+"""The most visits at a time: more would only make all of them end later."""
 LARGE_MODEL = 5_000_000
 LARGE_MODEL_LANES = 4
 """A network with this many weights fills the device with fewer visits."""
 SCORING_LANES = 4
 """Lanes that score the server's model."""
 LEARNERS = 8
-"""Clients that train what their tail augmentation needs, such as a generator, at the same time."""
+"""Clients that train for their tail augmentation, such as a generator, at the same time."""
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -67,7 +67,7 @@ class CudaEngine:
         self.slots: list[ClientSlot] = []
         self.server_weights: Tensor | None = None
         self.last_sent: dict[str, tuple[Tensor, int]] = {}
-        """The tensors that are in place for all lanes, with their versions."""
+        """The tensors that all lanes currently read, with their versions."""
         self.memory_budget = MEMORY_SHARE * total_memory(task.device)
         self.memory_of: dict[int, int] = {}
         """Bytes that each client keeps on the device."""
@@ -77,15 +77,15 @@ class CudaEngine:
             self.learners = ThreadPoolExecutor(LEARNERS)
 
     def trial(self, down: Down) -> None:
-        """Capture a first step and summary; raise whatever stands in the way of it."""
+        """Capture a first step and summary; raise whatever error prevents it."""
         on_cuda = self.task.device.type == "cuda"
         generator = torch.cuda.get_rng_state(self.task.device) if on_cuda else None
         with self.arithmetic(), torch.no_grad():
             slot = self._slot(0)
             job = Job(0, down, {}, False)
             server_weights = self._place(down)
-            # The images may still be on their way into the memory that the lane reads. Worse, the
-            # lane may write to memory that the caller's stream has freed and not yet left.
+            # The images may still be being copied into the memory that the lane reads. Worse, the
+            # lane may write to memory that the caller's stream has freed but still uses.
             slot.lane.follow()
             with slot.lane.on():
                 slot.receive(server_weights, job)
@@ -94,7 +94,7 @@ class CudaEngine:
                 slot.replay_summary(captures, 0)
         if generator is None:
             return
-        # Whoever comes next may use memory that the lane has worked on.
+        # Later work may use memory that the lane has written to.
         torch.cuda.synchronize(self.task.device)
         if not torch.equal(generator, torch.cuda.get_rng_state(self.task.device)):
             raise ValueError("the model or the method draws random numbers in a step")
@@ -103,8 +103,8 @@ class CudaEngine:
         """Run the jobs of one round.
 
         The device should always have work. So the first wave starts training on every lane before
-        anything else is queued; from then on every lane has one visit that runs and one that is
-        queued behind it, and a reply is waited for only when no other visit can be queued.
+        anything else is queued; from then on every lane has one visit that runs and one queued
+        behind it, and the host waits for a reply only when no other visit can be queued.
         """
         waiting = deque(self._learned(jobs))
         if not waiting:
@@ -154,13 +154,13 @@ class CudaEngine:
         return list(self.learners.map(self._learn, jobs))
 
     def _learn(self, job: Job) -> Job:
-        # A client whose learning fails does so once more in its visit, where it is its failure.
+        # A client whose learning fails here fails again in its visit, which reports the failure.
         with suppress(Exception):
             return self.task.tail.learn(job)
         return job
 
     def _account(self, reply: Reply) -> None:
-        """Keep account of what clients keep on the device."""
+        """Track how many bytes clients keep on the device."""
         device = self.task.device.type
         here = {name: v for name, v in reply.memory.items() if v.device.type == device}
         client = reply.up.client
@@ -180,9 +180,9 @@ class CudaEngine:
     def _place(self, down: Down) -> Tensor:
         """Copy what the server sends to where all lanes read it; return the vector of its weights.
 
-        No lane is at work at this moment. The model that was scored at the end of a round is the
-        one that the next round begins with, so it is often in place already: the same tensors,
-        which nobody has written to since.
+        No lane is working at this moment. The model that was scored at the end of a round is the
+        one that the next round begins with, so it is often already in place: the same tensors,
+        unchanged since.
         """
         sent = {name: (value, value._version) for name, value in down.tensors.items()}
         if self.server_weights is None or not are_same_tensors(self.last_sent, sent):
@@ -208,7 +208,7 @@ class CudaEngine:
 
     @cached_property
     def _shares(self) -> tuple[Tensor, ...]:
-        """The test images that each lane scores: whole batches, but for the last."""
+        """The test images that each lane scores: whole batches, except for the last."""
         rows = self.device_data.test_rows(None)
         size = self.task.eval_batch
         batches = max(1, math.ceil(len(rows) / size))
@@ -238,7 +238,7 @@ class CudaEngine:
         if self.learners is not None:
             self.learners.shutdown()
         if self.task.device.type == "cuda":
-            # An error may have left lanes at work, and their memory must not be reused before.
+            # After an error lanes may still be working, and their memory must not be reused yet.
             torch.cuda.synchronize(self.task.device)
         for slot in self.slots:
             slot.close()
@@ -259,7 +259,7 @@ class CudaEngine:
 
 
 def choose_lanes(task: Task, participants: int, streams: int) -> int:
-    """Return the number of lanes, such that the last wave of clients nearly fills them."""
+    """Return the number of lanes for which the last wave of clients nearly fills them."""
     weights = sum(value.numel() for value in task.initial.values())
     most = streams or (LARGE_MODEL_LANES if weights >= LARGE_MODEL else LANES)
     waves = math.ceil(participants / most)

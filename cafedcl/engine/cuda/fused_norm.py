@@ -1,7 +1,7 @@
 """Group normalisation, a shortcut's sum and a ReLU in one kernel, for compiled steps in 16 bits.
 
-PyTorch's compiler makes several kernels of them, each of which reads all numbers again. In a ResNet
-with group normalisation these take about as long as a third of all convolutions.
+PyTorch's compiler makes several kernels, each of which reads all numbers again. In a ResNet with
+group normalisation these take about a third of the time of all convolutions.
 """
 
 import importlib.util
@@ -15,15 +15,15 @@ from cafedcl.core.sizes import power_of_two
 from cafedcl.models.resnet import Norm
 
 MOST_NUMBERS = 32_768
-"""A group of channels of one image has at most this many numbers, or it does not fit in registers.
+"""A group of channels of one image with more numbers does not fit in registers.
 
-That of a ResNet for images of 32×32 pixels has just as many.
+The largest group of a ResNet for images of 32×32 pixels has exactly this many.
 """
 WARP = 32
 
 
 class FusedNorm(Norm):
-    """A normalisation in one kernel, with what follows it, where a group fits in registers."""
+    """A normalisation and what follows it in one kernel, where a group fits in registers."""
 
     def forward(self, x: Tensor, shortcut: Tensor | None = None, *, relu: bool = False) -> Tensor:
         """Return the result."""
@@ -51,7 +51,7 @@ def has_triton() -> bool:
 
 
 def compile_options() -> dict[str, Any]:
-    """Return the options with which PyTorch is to compile a step with fused normalisations."""
+    """Return PyTorch's options for compiling a step with fused normalisations."""
     if not has_triton():
         return {}
     # PyTorch's compiler takes long to import.

@@ -1,7 +1,7 @@
 """A pass of PyTorch's compiler: a normalisation reads both gradients of its result itself.
 
 The result of a ResNet's block goes to the next convolution and to the next shortcut, so its
-gradient is a sum. The compiler makes a kernel of its own of that sum, which reads two tensors and
+gradient is a sum. The compiler makes a separate kernel for that sum, which reads two tensors and
 writes a third for the normalisation to read.
 """
 
@@ -16,7 +16,7 @@ GRADIENT = 2
 
 
 class SumsInNorms(CustomGraphPass):
-    """Moves sums of two gradients into the fused normalisations that alone use them."""
+    """Moves sums of two gradients into the fused normalisations that are their only users."""
 
     def __call__(self, graph: Graph) -> None:
         """Change the graph of a compiled step."""
@@ -33,12 +33,12 @@ class SumsInNorms(CustomGraphPass):
                 graph.erase_node(total)
 
     def uuid(self) -> Any:
-        """Return what tells this pass from others in the cache of compiled code."""
+        """Return what distinguishes this pass from others in the cache of compiled code."""
         return get_hash_for_files((__file__,))
 
 
 def is_plain_sum(node: Any) -> bool:
-    """Return whether a node adds two tensors alike, and only one other node uses the sum."""
+    """Return whether a node adds two tensors of the same form and has only one user."""
     if not isinstance(node, Node) or node.target is not torch.ops.aten.add.Tensor:
         return False
     parts = [part.meta["val"] for part in node.args if isinstance(part, Node)]

@@ -13,9 +13,9 @@ MULTIPLE = 8
 class Im2ColConv(nn.Conv2d):
     """A convolution as one product of its filters with all patches of the images.
 
-    Libraries have no fast kernels for one channel or three, which makes the first layer the slowest
-    of a small network. Where the gradient of its input is needed, the input is no image, and the
-    library's convolution is used.
+    Libraries have no fast kernels for one or three channels, which makes the first layer the
+    slowest of a small network. If the gradient of the input is needed, the input is not an image,
+    and the library's convolution is used.
     """
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Triton kernels of a group normalisation with what follows it: a sum with a shortcut, and a ReLU.
 
-One program has one group of channels of one image, and holds it in registers. So each number is
-read once, where separate kernels read it once for the statistics and once for the result.
+Each program holds one group of channels of one image in registers. So each number is read once,
+where separate kernels read it once for the statistics and once for the result.
 
 Images are (N, H, W, C) in memory. Sizes are compiled in; blocks are the next powers of two, and
 what lies outside a group is masked. Sums are in float32, and in an order that is always the same.
@@ -51,7 +51,7 @@ def normalise(
     if HAS_SHORTCUT:
         result += tl.load(shortcut + begin + at, mask=inside, other=0.0).to(tl.float32)
     if RELU:
-        # A maximum is 0 for NaN on a GPU. This keeps NaN, so that a run that diverged says so.
+        # A maximum is 0 for NaN on a GPU. This keeps NaN, so that divergence is noticed.
         result = tl.where(result < 0, 0.0, result)
     tl.store(y + begin + at, result, mask=inside)
     tl.store(means + statistic, mean)

@@ -28,11 +28,11 @@ from cafedcl.functional.metrics import KINDS, count_correct
 
 
 class QueuedVisit:
-    """Queues a visit on the lane of a slot. Its stages are called once each, in their order.
+    """Queues a visit on the lane of a slot. Call each stage once, in order.
 
     ``server_weights`` is the vector of the server's weights, and ``memory_bytes`` is how much of
-    its memory the client may keep on the device. A stage that raises makes the reply a failure, and
-    the stages after it do nothing.
+    its memory the client may keep on the device. If a stage raises, the reply is a failure, and
+    later stages do nothing.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class QueuedVisit:
         self.captures.repeat(STEP, width, self.schedule.steps)
 
     def _rows(self) -> Tensor:
-        """Return the rows of the client's images; synthetic ones are behind the training set."""
+        """Return the rows of the client's images; synthetic ones come after the training set."""
         clients = self.slot.task.clients
         own = clients.shards.train[self.job.client]
         first = len(clients.data.train_y)
@@ -150,7 +150,7 @@ class QueuedVisit:
             correct = count_correct(by_kind, labels, task.method.classes)
         made_here = [self.trained, *self.rest.values(), *self.result.sent.values()]
         slot.lane.hand_over([*made_here, *self.memory.values()])
-        # What an augmentation keeps was not among the numbers that the device checked.
+        # The device has not checked the numbers that an augmentation keeps.
         valid = bool(arrays[VALID]) and not task.tail.augmented[client.index]
         return Reply(up, self.memory, correct, valid_numbers=valid)
 

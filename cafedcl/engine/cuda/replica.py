@@ -22,9 +22,9 @@ SCORE = "score"
 
 
 class Replica:
-    """A copy of the network on one lane, whose weights always lie in the same tensors.
+    """A copy of the network on one lane, whose weights are always in the same tensors.
 
-    Callers have switched gradients off.
+    Callers must switch gradients off.
     """
 
     def __init__(self, device_data: DeviceData) -> None:
@@ -93,7 +93,7 @@ class Replica:
         assert self.embed_result is not None
         embeddings = []
         for part in rows.split(len(self.embed_rows)):
-            # The last part is shorter; what the rows behind it give is not read.
+            # The last part is shorter; the results of the rows after it are not read.
             self.embed_rows[: len(part)].copy_(part)
             self.embed_call()
             embeddings.append(self.embed_result[: len(part)].clone())
@@ -153,9 +153,9 @@ class Replica:
     def predict(
         self, captures: Captures, rows: Tensor, kept: Tensors, prior: Tensor | None
     ) -> Tensor:
-        """Return predicted classes (images, kinds) of test images, on their way to the host.
+        """Return predicted classes (images, kinds) of test images, being copied to the host.
 
-        ``prior`` is the client's; it may be None if nobody reads the columns that use it. Rows that
+        ``prior`` is the client's; it may be None if the columns that use it are not read. Rows that
         are the same tensor as the last are not copied again.
         """
         program = self.device_data.program
@@ -198,8 +198,8 @@ class Replica:
 class CapturedEmbedder:
     """Gives a method its client's embeddings under a capture.
 
-    A capture has a fixed size, so all images of the client come with every part; the label of an
-    image that is not of the part asked for is −1.
+    A capture has a fixed size, so every part includes all images of the client; images that are not
+    in the requested part have the label −1.
     """
 
     def __init__(self, replica: Replica, rows: Tensor) -> None:

@@ -17,7 +17,7 @@ from cafedcl.engine.base import Pending, Results
 from cafedcl.engine.cuda.engine import CudaEngine
 
 Outcome = Reply | Failure | Exception | None
-"""What a thread hands over: a result, what stopped it, or None at the end of its jobs."""
+"""What a thread passes on: a result, the error that stopped it, or None when it is done."""
 
 
 class SeveralGpus:
@@ -34,7 +34,7 @@ class SeveralGpus:
         self.first = engines[0]
 
     def trial(self, down: Down) -> None:
-        """Capture a first step on every device; raise whatever stands in the way of it."""
+        """Capture a first step on every device; raise whatever error prevents it."""
         for engine in self.engines:
             engine.trial(down)
 
@@ -42,7 +42,7 @@ class SeveralGpus:
         """Run the jobs of one round; results come as they are done."""
         assigned = self._assigned(jobs)
         # All threads switch the same global settings on and off. They must be on before the first
-        # thread starts, so that no thread switches them off while another one is at work.
+        # thread starts, so that no thread switches them off while another is working.
         with self.first.arithmetic():
             results: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
             stop = threading.Event()
@@ -75,7 +75,7 @@ class SeveralGpus:
         return assigned
 
     def _at_server(self, result: Reply | Failure) -> Reply | Failure:
-        """Return a result with all that the server reads on its device."""
+        """Return a result with all that the server reads moved to its device."""
         if isinstance(result, Failure):
             return result
         return replace(result, up=sent_to(result.up, self.first.task.device))
@@ -100,7 +100,7 @@ def work(
     results: "queue.SimpleQueue[Outcome]",
     stop: threading.Event,
 ) -> None:
-    """Run an engine's jobs of a round, and hand over what comes of them."""
+    """Run an engine's jobs of a round, and pass their results on."""
     try:
         # Whether gradients are recorded is a setting of each thread.
         with torch.no_grad(), closing(engine.train(jobs)) as its:

@@ -29,7 +29,7 @@ from cafedcl.models.base import Encoder, Network, Runner
 Images = Callable[[Tensor, Tensors], tuple[Tensor, Tensor, Tensor | None]]
 """Returns the images of given rows, their labels, and what is added to their features, if anything.
 
-Its second argument are the client's synthetic images.
+Its second argument contains the client's synthetic images.
 """
 Summarize = Callable[[Network, Visit], tuple[Tensors, Tensors, Tensors]]
 RECOMPILE_LIMIT = 1024
@@ -70,7 +70,7 @@ class CastEncoder(Runner):
 class StepWeights:
     """The weights of a call: the network's in float32, and the encoder's in its own precision.
 
-    With both given, a loss can read the weights themselves, and no step has to cast them.
+    With both, a loss can read the weights themselves, and no step has to cast them.
     """
 
     network: Tensors
@@ -232,12 +232,12 @@ class Program:
         terms: Tensor,
         log: Tensor,
     ) -> None:
-        """Clip the gradient's norm, decay, move the weights; log the terms, go to the next step.
+        """Clip the gradient's norm, decay, move the weights; log the terms, advance the step.
 
         ``weights`` are all trained weights in one vector, and ``half`` is their copy in the
         encoder's precision. ``gradients`` are those of every weight in memory order, to be summed.
         """
-        # Gradients of one type are joined before they are cast: one kernel instead of one a weight.
+        # Gradients of one type are joined before the cast: one kernel instead of one per weight.
         by_type: list[list[Tensor]] = []
         for parts in gradients:
             gradient = reduce(torch.add, parts).flatten()
@@ -253,7 +253,7 @@ class Program:
         cursor.add_(1)
 
     def summarize(self, network: Network, visit: Visit) -> tuple[Tensors, Tensors, Tensors]:
-        """Return what the method sends up, its notes, and what the client keeps."""
+        """Return what the method sends, its notes, and what the client keeps."""
         sent, notes = checked.summarize(self.method, network, visit)
         return sent, notes, checked.remember(self.method, network, visit)
 
@@ -279,7 +279,7 @@ class Program:
         prior: Tensor,
         predicted: Tensor,
     ) -> None:
-        """Write the predictions for the next batch, for a client with this prior; go on."""
+        """Write the predictions for the next batch, for a client with this prior; advance it."""
         x, _, _ = images(rows.index_select(0, batch)[0], {})
 
         def act(network: Network) -> Tensor:

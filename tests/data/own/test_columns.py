@@ -229,6 +229,13 @@ def test_patients_whose_numbers_are_written_in_two_ways_are_named(table, load, c
     assert "differ only by" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("unknown", ["nan", "None", "N/A"])
+def test_patients_who_are_not_known_are_named(unknown, table, load, capsys):
+    load(table(patient=lambda i: unknown if i % 2 else f"P{i}"))
+    told = f"12 images have '{unknown}' as their patient, and count as one patient"
+    assert told in capsys.readouterr().err
+
+
 def test_arrays_that_are_split_have_roles_on_both_sides(tmp_path, load):
     one = arrays()
     parts = {

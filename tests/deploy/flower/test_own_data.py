@@ -43,7 +43,7 @@ def test_sites_of_a_private_run_tell_no_notes_and_are_hidden_by_noise(config, ho
         (
             "cafedcl:best",
             "clients",
-            "the server step of cafedcl:best is not made of weighted means",
+            "the server step of cafedcl:best does not consist of weighted means",
         ),
         ("cafedcl", "clients", "clients of cafedcl use the counts of all clients"),
         ("fedlc", "records", "the loss of fedlc is not a mean over single images"),

@@ -73,7 +73,7 @@ def test_a_site_that_cannot_take_part_is_not_called_absent(refused, places):
 
 def test_a_run_does_not_wait_long_for_sites_that_cannot_take_part(refused, places, clock):
     (places / "c.npz").write_bytes(b"")
-    error = r"2 of 3 sites can take part \(site c: .+\); set that"
+    error = r"2 of 3 sites can take part \(site c: .+\); fix that"
     refused({"a": "11", "b": "12", "c": "13"}, 600, error)
     assert 60 < clock.now < 70
 
