@@ -121,6 +121,9 @@ def find_images(paths: Sequence[str | Path]) -> list[Path]:
             raise CafedclError("an empty path names no image; `.` is the current folder")
         given = Path(path)
         if not given.is_dir():
+            if given.exists() and not given.is_file():
+                # A pipe would be waited for, perhaps forever.
+                raise CafedclError(f"{given}: it is neither a file nor a folder")
             found.append(given)
             continue
         inside = sorted(filter(is_image_file, _files_below(given)))

@@ -1,6 +1,7 @@
 """Images with more than 8 bits: windows, DICOM and TIFF."""
 
 import io
+import os
 import struct
 import sys
 import zlib
@@ -315,14 +316,18 @@ def test_only_16_bits_per_channel_are_called_so(name, content, reduced, tmp_path
         for i in range(4):
             path = tmp_path / "own" / label / f"{i}{name}"
             path.parent.mkdir(parents=True, exist_ok=True)
-            # The rows of a BMP of this width are 164 bytes long.
-            Image.new("RGB", (54, 8), (i, 0, 0)).save(path) if content is None else (
+            if content is None:
+                # The rows of a BMP of this width are 164 bytes long.
+                Image.new("RGB", (54, 8), (i, 0, 0)).save(path)
+            else:
                 path.write_bytes(content)
-            )
     load(tmp_path / "own")
     assert ("16 bits per channel" in capsys.readouterr().err) is reduced
 
 
-def test_an_empty_path_is_no_folder():
+def test_an_empty_path_and_a_pipe_are_no_images(tmp_path):
     with pytest.raises(CafedclError, match="an empty path names no image"):
         find_images([""])
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CafedclError, match="pipe: it is neither a file nor a folder"):
+        find_images([tmp_path / "pipe"])
