@@ -16,12 +16,7 @@ from cafedcl.cli.options import RunPath
 from cafedcl.cli.report import check_choice
 from cafedcl.cli.session import load_torch, warn
 from cafedcl.core.errors import CafedclError
-from cafedcl.core.files import (
-    explained,
-    refuse_other_file,
-    require_writable,
-    write_atomically,
-)
+from cafedcl.core.files import explained, refuse_other_file, require_writable, write_atomically
 from cafedcl.core.printable import printable
 from cafedcl.terminal.console import console
 

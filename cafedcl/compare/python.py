@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 ARGUMENTS = {"range": "ranges", "choice": "choices", "set": "settings"}
 """Arguments whose names differ from their flags."""
-
-
 NAMES = ("data", "split", "method", "worst_class_name")
 """The columns of a table that hold names, whatever they look like."""
 

@@ -109,7 +109,7 @@ def result_row_of(run: RunSummary, changed: Mapping[str, Any]) -> ResultRow:
             for protocol, line in best.items()
         },
         "curves": {protocol: curve_of(run, protocol) for protocol in SCORED_PARTS},
-        "seconds": round(sum(sum((line.get("seconds") or {}).values()) for line in run.lines), 3),
+        "seconds": round(run.seconds, 3),
         "images": int(counts.sum()),
         "clients": len(counts),
         "model": options["model.name"],

@@ -24,9 +24,14 @@ def as_it_looks(name: str) -> str:
     """Return a name without what nobody sees or means: how accents are encoded, repeated blanks,
     and the leading zeros and empty decimals of a whole number.
     """
-    plain = " ".join(unicodedata.normalize("NFC", name).split())
+    plain = without_blanks(name)
     number = WHOLE_NUMBER.fullmatch(plain)
     return number[1] if number else plain
+
+
+def without_blanks(name: str) -> str:
+    """Return a name with single blanks and with its accents encoded in one way."""
+    return " ".join(unicodedata.normalize("NFC", name).split())
 
 
 def refuse_similar(where: object, what: str, names: Sequence[str]) -> None:
@@ -43,7 +48,7 @@ def refuse_similar(where: object, what: str, names: Sequence[str]) -> None:
         if other == name:
             continue
         difference = "case or blanks" if what == "client" else "blanks"
-        if WHOLE_NUMBER.fullmatch(key):
+        if WHOLE_NUMBER.fullmatch(key) and without_blanks(other) != without_blanks(name):
             difference = "leading zeros or decimals"
         if unicodedata.normalize("NFC", other) == unicodedata.normalize("NFC", name):
             difference = "how their accents are encoded (Unicode NFC or NFD)"

@@ -262,7 +262,7 @@ def _grey_values(image: Image.Image) -> GreyValues:
     inverted = image.format == "TIFF" and image.getexif().get(PHOTOMETRIC) == WHITE_IS_ZERO
     maximum = _pnm_maximum(image)
     values = np.asarray(_upright(image))
-    if image.format == "PPM" and values.dtype.kind == "i" and maximum:
+    if maximum:
         # Pillow stretches them to 16 bits.
         values = np.round(values * (maximum / 65535)).astype(np.int32)
     return GreyValues(values, inverted=inverted)
@@ -270,11 +270,16 @@ def _grey_values(image: Image.Image) -> GreyValues:
 
 def _pnm_maximum(image: Image.Image) -> int:
     """Return the largest value that a PGM or PPM file may have; 0 if Pillow reads it as it is."""
-    arguments = [tile[3] for tile in getattr(image, "tile", ())]
-    if image.format != "PPM" or not arguments or not isinstance(arguments[0], tuple):
+    if image.format != "PPM":
         return 0
-    last = arguments[0][-1]
-    return last if isinstance(last, int) and last > 0 else 0
+    numbers = [it for it in _decoder_arguments(image) if isinstance(it, int) and it > 0]
+    return numbers[-1] if numbers else 0
+
+
+def _decoder_arguments(image: Image.Image) -> list[object]:
+    """Return what Pillow's decoders are given: the names of the file's pixel types, and numbers."""
+    given = [tile[3] for tile in getattr(image, "tile", ())]
+    return [one for each in given for one in (each if isinstance(each, tuple) else (each,))]
 
 
 def _as_bytes(opened: Image.Image | GreyValues, window: Window) -> Image.Image:
@@ -304,10 +309,8 @@ def _head(opener: Opener, window: Window) -> Head | str:
 
 def _has_16_bits(image: Image.Image) -> bool:
     """Return whether a colour image has 16 bits per channel, which Pillow reads as 8."""
-    modes = (
-        tile[3][0] if isinstance(tile[3], tuple) else tile[3] for tile in getattr(image, "tile", ())
-    )
-    return any(map(SIXTEEN_BITS.search, map(str, modes))) or _pnm_maximum(image) > 255
+    modes = [it for it in _decoder_arguments(image) if isinstance(it, str)]
+    return any(map(SIXTEEN_BITS.search, modes)) or _pnm_maximum(image) > 255
 
 
 def _reason(error: Exception) -> str:

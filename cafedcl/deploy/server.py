@@ -247,13 +247,12 @@ class Server:
                 continue
             listed.add(folder)
             run = read_run(Path(folder))
-            seconds = sum(sum(line["seconds"].values()) for line in run.lines)
             rows.append(
                 {
                     "run": str(number),
                     "folder": folder,
                     "status": run.state,
-                    "seconds": f"{seconds:.0f}",
+                    "seconds": f"{run.seconds:.0f}",
                 }
             )
         return rows

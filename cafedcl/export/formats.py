@@ -22,12 +22,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from cafedcl.core.errors import CafedclError
-from cafedcl.core.files import (
-    explained,
-    refuse_other_file,
-    require_writable,
-    write_atomically,
-)
+from cafedcl.core.files import explained, refuse_other_file, require_writable, write_atomically
 from cafedcl.core.imports import optional
 from cafedcl.core.steps import step
 from cafedcl.core.tensors import Tensors

@@ -16,7 +16,7 @@ from cafedcl.report import scenes
 from cafedcl.report.details import data_map, details, shown_clients
 from cafedcl.report.evaluations import RunEvaluations, read_evaluations, spaced
 from cafedcl.report.palette import series_style
-from cafedcl.report.run_summary import PROTOCOL_SCORES, RunSummary
+from cafedcl.report.run_summary import PROTOCOL_SCORES, RunSummary, round_seconds
 from cafedcl.report.runs import SettingGroup, Summary, TableRow
 from cafedcl.report.table import TABLE_MEASURES, Column, column, common_protocol
 
@@ -152,7 +152,7 @@ def collect_curves(row: TableRow) -> dict[str, Any]:
     """
     rounds = spaced(list(range(max(len(run.lines) for run in row.runs))), MOST_POINTS)
     found: dict[str, Any] = {"rounds": [t + 1 for t in rounds]}
-    for name, amount in (("bytes", sent), ("seconds", spent)):
+    for name, amount in (("bytes", sent), ("seconds", round_seconds)):
         sums = [np.cumsum([amount(line) for line in run.lines]) for run in row.runs]
         found[name] = [mean(float(s[t]) for s in sums if t < len(s)) for t in rounds]
     for protocol in PROTOCOL_SCORES:
@@ -186,11 +186,6 @@ def sent(line: MetricsLine) -> float:
     """Return the bytes sent in a round, up and down."""
     traffic = line.get("traffic") or {}
     return float(traffic.get("up_bytes", 0)) + float(traffic.get("down_bytes", 0))
-
-
-def spent(line: MetricsLine) -> float:
-    """Return the seconds that a round took."""
-    return float(sum((line.get("seconds") or {}).values()))
 
 
 def collect_shots(group: SettingGroup, protocol: str) -> dict[str, list[dict[str, float | None]]]:
@@ -301,7 +296,7 @@ def collect_cost(row: TableRow) -> dict[str, Any]:
         "up": mean(float(each.get("up_bytes", 0)) for each in traffic),
         "down": mean(float(each.get("down_bytes", 0)) for each in traffic),
         "bytes": sum(sent(line) for line in lines) / len(row.runs),
-        "seconds": sum(spent(line) for line in lines) / len(row.runs),
+        "seconds": sum(map(round_seconds, lines)) / len(row.runs),
         "failed": sum(len(line.get("failed") or ()) for line in lines),
         "dropped": sum(len(line.get("dropped") or ()) for line in lines),
         "skipped": sum(line.get("status") == "skipped" for line in lines),

@@ -65,6 +65,11 @@ SETTING = ("data.", "split.", "federation.clients")
 """Prefixes of options that define the setting: data set × split × clients."""
 
 
+def round_seconds(line: MetricsLine) -> float:
+    """Return the seconds that a round took."""
+    return float(sum((line.get("seconds") or {}).values()))
+
+
 @dataclass(frozen=True)
 class RunSummary:
     """One run folder."""
@@ -109,6 +114,11 @@ class RunSummary:
         """Rounds that did not count."""
         counted = sum(line.get("status") == "skipped" for line in self.lines)
         return int(self.stored.get("skipped_rounds", counted))
+
+    @property
+    def seconds(self) -> float:
+        """The seconds that all rounds took."""
+        return sum(map(round_seconds, self.lines))
 
     @property
     def failed_replies(self) -> int:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from cafedcl.data.alike import alike_classes
+from cafedcl.core.errors import CafedclError
+from cafedcl.data.alike import alike_classes, refuse_similar
 
 EVERYONE = {"North", "South", "West"}
 
@@ -50,3 +51,16 @@ def test_many_classes_are_not_compared_in_pairs() -> None:
     many = holders | {f"class {number:05d}": {"North"} for number in range(50_000)}
     assert not alike_classes("photos", many)
     assert alike_classes("photos", many | {"CLASS 00001": {"South"}})
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["01", "1"], "leading zeros or decimals"),
+        (["1 ", "1"], "case or blanks"),
+        (["North", "north"], "case or blanks"),
+    ],
+)
+def test_in_what_the_names_of_two_clients_differ(names: list[str], words: str) -> None:
+    with pytest.raises(CafedclError, match=f"differ only by {words}; rename"):
+        refuse_similar("list.csv", "client", names)

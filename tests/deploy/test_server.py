@@ -108,7 +108,7 @@ def test_a_key_that_flower_refuses_costs_no_other_site_its_place(server, monkeyp
 
 
 def test_a_restarted_server_knows_earlier_runs_by_their_folders(server, tmp_path, monkeypatch):
-    """The SuperLink has only run 3, which goes on with the run in ``resumed``."""
+    """The SuperLink has only run 3, which resumes the run in ``resumed``."""
     places = {name: tmp_path / name for name in ("done", "resumed", "removed")}
     run(
         "fedavg",

@@ -399,6 +399,8 @@ def test_the_larger_network_with_options_for_it() -> None:
         f"better until round 30, but {-ahead(fednh, before['fednh'])[0]:.1f} points worse in the",
     )
     assert f"ahead of `cafedcl:best`, by {then[0]:.1f} and {sphere:.1f} points." in README
+    index = " ".join((HOME / "docs" / "index.md").read_text(encoding="utf-8").split())
+    assert f"are ahead of it, by {then[0]:.1f} and {sphere:.1f} points." in index
     plans = ("resnet-tuning", "prior-resnet-tuning", "large-tuning")
     number = sum(len(result(name)["methods"][BEST]["candidates"]) for name in plans)
     assert {len(it["candidates"]) for it in half.values()} == {5}

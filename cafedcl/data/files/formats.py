@@ -8,7 +8,7 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import numpy as np
@@ -152,14 +152,23 @@ def read_npz(path: Path) -> dict[str, Array]:
     return arrays
 
 
-def images_and_labels(arrays: dict[str, Array], side: str) -> ImagesAndLabels | None:
-    """Return the images and labels of train, test or val from the arrays of an ``.npz`` file."""
-    for images, labels in NPZ_NAMES:
-        x = arrays.get(images.format(side))
-        y = arrays.get(labels.format(side))
-        if x is not None and y is not None:
-            return x, y
-    return None
+def names_of_side(
+    arrays: Mapping[str, Array], side: str, others: Sequence[tuple[str, str]] = ()
+) -> tuple[str, str] | None:
+    """Return the names of the images and labels of train, test or val in an ``.npz`` file.
+
+    If it has them under several names, these are the first of NPZ_NAMES, then of ``others``.
+    """
+    usual = [(images.format(side), labels.format(side)) for images, labels in NPZ_NAMES]
+    return next((pair for pair in [*usual, *others] if {*pair} <= arrays.keys()), None)
+
+
+def images_and_labels(
+    arrays: Mapping[str, Array], side: str, others: Sequence[tuple[str, str]] = ()
+) -> ImagesAndLabels | None:
+    """Return the images and labels of train, test or val, as `names_of_side` finds them."""
+    names = names_of_side(arrays, side, others)
+    return None if names is None else (arrays[names[0]], arrays[names[1]])
 
 
 def read_npy(path: Path) -> Array:

@@ -12,7 +12,7 @@ from cafedcl.config.data_options import NONE, DataOptions
 from cafedcl.core.arrays import Array, Ints
 from cafedcl.core.errors import CafedclError, nearest
 from cafedcl.data.alike import alike_groups
-from cafedcl.data.files.formats import NPZ_NAMES, UNSPLIT_NAMES
+from cafedcl.data.files.formats import UNSPLIT_NAMES, names_of_side
 from cafedcl.data.groups import broken_group
 from cafedcl.data.own.columns import ADVICE, TABLE_WORDS, role_of_lookalike
 from cafedcl.data.own.items import sort_names
@@ -138,22 +138,13 @@ def _check_length(path: Path, what: str, found: int, images: int) -> None:
         raise CafedclError(f"{path}: {images} images but {found} {what}")
 
 
-def image_names(arrays: Mapping[str, Array]) -> set[str]:
-    """Return the names of the arrays that are read as images and labels.
-
-    A file may have them under several names, of which the first ones are read.
-    """
-    found: set[str] = set()
-    for side in ("train", "test", "val"):
-        pairs = [(images.format(side), labels.format(side)) for images, labels in NPZ_NAMES]
-        if side == "train":
-            pairs += UNSPLIT_NAMES
-        found.update(next((pair for pair in pairs if {*pair} <= arrays.keys()), ()))
-    return found
-
-
 def _remarks(path: Path, arrays: Mapping[str, Array], used: set[str]) -> list[str]:
-    known = {"classes", *image_names(arrays)}
+    known = {
+        "classes",
+        *(names_of_side(arrays, "train", UNSPLIT_NAMES) or ()),
+        *(names_of_side(arrays, "test") or ()),
+        *(names_of_side(arrays, "val") or ()),
+    }
     unused = []
     for name in arrays:
         if name in known or name in used:

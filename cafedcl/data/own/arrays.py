@@ -39,7 +39,7 @@ def read_npz_set(path: Path, options: DataOptions) -> tuple[Dataset, Remarks]:
         )
     _refuse_halves(path, arrays)
     remarks = Remarks()
-    train = images_and_labels(arrays, "train")
+    train = images_and_labels(arrays, "train", UNSPLIT_NAMES)
     test = images_and_labels(arrays, "test")
     validation = images_and_labels(arrays, "val")
     if test is None:
@@ -49,9 +49,6 @@ def read_npz_set(path: Path, options: DataOptions) -> tuple[Dataset, Remarks]:
             f"{path}: {len(validation[0])} validation images are left out; "
             "each client holds out its own"
         )
-    for x, y in UNSPLIT_NAMES:
-        if train is None and x in arrays and y in arrays:
-            train = (arrays[x], arrays[y])
     if train is None:
         raise CafedclError(f"{path}: it has {', '.join(arrays) or 'no arrays'}; {EXPECTED}")
     has_test = test is not None
